@@ -38,9 +38,9 @@ sys.path.insert(0, str(REPOSITORY))
 from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
-from trtllm_kvfix.offload.remote.porter import Porter
-from trtllm_kvfix.offload.remote.program import NICER
+from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Spec
+from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
+from trtllm_kvfix.offload.remote.porter_process import NICER
 
 Way = Callable[[str, int], tuple[float, float]]
 MIB = 1 << 20
@@ -155,7 +155,7 @@ class Run:
             -1, self.pool.descriptor, block_bytes, self.pool.slot_bytes, self.pool.slots, 0, 1, master, "tcp",
             "127.0.0.1", 0,
         )  # fmt: skip
-        self.client = Porter(spec, 60)
+        self.client = PorterHandle(spec, 60)
         until(lambda: self.client.is_up, self.client.text)
         self.process, self.nicer = self._started(master, 0), self._started(master, NICER)
 
@@ -203,7 +203,7 @@ class Run:
         before, began = cpu_s(self._node, process), perf_counter()
         ask = self.client.put if what == "put" else self.client.get
         assert ask(number, keys, tuple(self._slots(what)))
-        answers: list[tuple[Message, Answer]] = []
+        answers: list[tuple[Message, Outcomes]] = []
         while not answers:
             sleep(POLL_S)  # as an engine's loop looks now and then
             answers = self.client.take_answered()
@@ -226,7 +226,7 @@ class Run:
         return took, cpu
 
 
-def assert_whole(asked: str, answer: Answer) -> None:
+def assert_whole(asked: str, answer: Outcomes) -> None:
     came = ", ".join(f"{count} {outcome.name}" for outcome, count in Counter(answer.outcomes).items())
     assert came and set(answer.outcomes) == {Outcome.WHOLE}, f"{asked}: {came or 'nothing'} {answer.error}".strip()
 

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 from measure import RESULTS, Row, Summary, report
 
-from trtllm_kvfix.overlay.deaf import BOOTSTRAP
 from trtllm_kvfix.overlay.hook_file import LINE
+from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_THE_PATH = f"sys.modules.pop('sitecustomize', None); sys.path.insert(0, {str(BOOTSTRAP)!r}); import sitecustomize"

@@ -9,7 +9,7 @@ import pytest
 
 import trtllm_kvfix
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import carry, server_file
+from trtllm_kvfix.overlay import child_environment, server_file
 from trtllm_kvfix.settings import load, unset, variable_of
 
 GOOD = {"enabled": True, "force": False, "metrics_port": 9400, "fixes.token-budget": "off"}
@@ -68,7 +68,7 @@ def by_variable(_: Path, key: str, value: object) -> None:
 
 def by_variable_of_a_program(folder: Path, key: str, value: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name in carry.carried():
+        for name in child_environment.carried():
             patch.delenv(name)
         patch.setenv(variable(key), json.dumps(value))
         patch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(folder))
@@ -76,7 +76,7 @@ def by_variable_of_a_program(folder: Path, key: str, value: object) -> None:
             trtllm_kvfix.enable(**section(key, GOOD[key]))
         finally:
             trtllm_kvfix.disable()
-            unset(carry.carried())
+            unset(child_environment.carried())
 
 
 def by_option(_: Path, key: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""The overlay of this process: all fixes and all parts, and the calls that turn them on and off.
+"""The overlay of this process: all fixes and all other replacements, and the calls that turn them on and off.
 
 The one place that knows both the overlay and the fixes. It is imported when TensorRT-LLM is, or when a program calls
 `trtllm_kvfix.enable()`: in scripts, Ray actors and processes of `multiprocessing`.
@@ -13,7 +13,6 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import constructors, refused_engines
 from trtllm_kvfix.overlay import (
-    carry,
     flight_dump,
     import_hook,
     launch,
@@ -24,11 +23,13 @@ from trtllm_kvfix.overlay import (
     workers,
 )
 from trtllm_kvfix.overlay.activation import Activation
-from trtllm_kvfix.overlay.deaf import PATH
+from trtllm_kvfix.overlay.hook_loss import PATH
+from trtllm_kvfix.overlay.registry import here
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
+here.fixes = ALL
 active = Activation(
-    ALL, (server_config, start_gate, flight_dump, workers, *constructors.ALL), refused_engines.objection
+    here, (server_config, start_gate, flight_dump, workers, *constructors.ALL), refused_engines.objection
 )
 
 
@@ -50,11 +51,9 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
     _leave_mark()
     file = Path(config) if config is not None else None
     with _all_or_nothing():
-        carry.say({})
-        load(file, carry.given())  # what the call overrides must be right, too
-        carry.say({**said, ENV_ENABLED: "true"})
-        settings = load(file, carry.given())
-        active.activate(settings)
+        load(file, active.children.given(said={}))  # what the call overrides must be right, too
+        said[ENV_ENABLED] = "true"
+        active.activate(load(file, active.children.given(said)), said)
     export({PATH: launch.path_with_hook(environment())})
     return status()
 
@@ -69,7 +68,7 @@ def _leave_mark() -> None:
 @contextmanager
 def _all_or_nothing() -> Iterator[None]:
     """An error leaves everything as it was: off, or on with the settings of the hook or of an earlier call."""
-    was_on, settings, carried = active.on, active.settings, carry.state()
+    was_on, settings = active.on, active.settings
     is_waiting = bool(import_hook.finder.before)  # the hook has not read its switch yet
     try:
         yield
@@ -83,13 +82,12 @@ def _all_or_nothing() -> Iterator[None]:
         finally:
             if is_waiting:
                 import_hook.install()
-            carry.restore(carried)
         raise
 
 
 def disable() -> list[str]:
     left = active.deactivate()
-    carry.stop()
+    active.children.stop()
     return left
 
 

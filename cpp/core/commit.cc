@@ -5,22 +5,22 @@
 
 #include "core/block_hash.h"
 #include "core/chunk.h"
-#include "core/leave.h"
+#include "core/past_window.h"
 #include "core/pin.h"
 #include "core/steps.h"
 #include "core/store.h"
-#include "core/told.h"
+#include "core/reported_tokens.h"
 
 namespace kvfix::commit {
 
 std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
                             std::optional<std::uint32_t> computed) {
     Sequence& sequence = state.sequences.at(id);
-    check_told(sequence, tokens, computed);
+    check_reported_tokens(sequence, tokens, computed);
     if (pin) {
         pin::check_settled(state, sequence);
     }
-    learn_told(sequence, tokens, computed);
+    learn_reported_tokens(sequence, tokens, computed);
     for (Window& window : state.windows) {
         if (!sequence.windows[window.index].rolls) {
             store::full_blocks(state, window, sequence, sequence.storable());
@@ -29,7 +29,7 @@ std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<
         }
     }
     std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
-    leave::windows(state, sequence);
+    past_window::let_go(state, sequence);
     for (Window& window : state.windows) {
         chunk::settle(window, sequence);
     }

@@ -8,7 +8,7 @@
 #include "core/errors.h"
 #include "core/evict.h"
 #include "core/hold.h"
-#include "core/leave.h"
+#include "core/past_window.h"
 
 namespace kvfix::grow {
 namespace {
@@ -98,7 +98,7 @@ void check_chunks(const State& state, const Window& window, std::span<const Step
     std::uint64_t others = 0;
     for (const Step& step : steps) {
         const Sequence& sequence = *step.sequence;
-        const std::uint32_t left = leave::blocks_behind(window, std::max(sequence.computed, step.computed));
+        const std::uint32_t left = past_window::blocks_behind(window, std::max(sequence.computed, step.computed));
         const std::uint64_t needed = blocks_taken(sequence, step.count, state.tokens_per_block());
         const std::uint64_t beyond = needed - std::min(needed, chunk::blocks_returned(window, sequence, left));
         const std::uint64_t own = std::min<std::uint64_t>(beyond, sequence.windows[window.index].kept);
@@ -142,7 +142,7 @@ void take_step(State& state, const Step& step, bool chunked) {
     Sequence& sequence = *step.sequence;
     sequence.computed = std::max(sequence.computed, step.computed);
     if (slides(state.config)) {
-        leave::windows(state, sequence);
+        past_window::let_go(state, sequence);
     }
     const std::uint32_t length = sequence.length + step.count;
     std::uint32_t blocks = step.blocks;
@@ -221,7 +221,7 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
     }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
-        const std::uint32_t may_have_left = leave::blocks_behind(window, computed);
+        const std::uint32_t may_have_left = past_window::blocks_behind(window, computed);
         if (sequence.windows[window.index].left > may_have_left) {
             throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " needs block " +
                                         std::to_string(may_have_left) + ", which has left the window of " +

@@ -9,11 +9,11 @@
 #include "core/grow.h"
 #include "core/hold.h"
 #include "core/keep.h"
-#include "core/leave.h"
+#include "core/past_window.h"
 #include "core/pin.h"
 #include "core/publish.h"
 #include "core/steps.h"
-#include "core/told.h"
+#include "core/reported_tokens.h"
 
 namespace kvfix::store {
 namespace {
@@ -214,7 +214,7 @@ void context(State& state, RequestId id, std::uint32_t tokens_computed) {
             full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
         }
     }
-    leave::windows(state, sequence);
+    past_window::let_go(state, sequence);
     for (Window& window : state.windows) {
         chunk::settle(window, sequence);
     }
@@ -250,12 +250,12 @@ void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t
 std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
                             std::optional<std::span<const TokenId>> tokens, std::optional<std::uint32_t> computed) {
     Sequence& sequence = state.sequences.at_any(id);
-    check_told(sequence, tokens, computed);
+    check_reported_tokens(sequence, tokens, computed);
     if (pin) {
         sequence.check_not_suspended();
         pin::check_settled(state, sequence);
     }
-    learn_told(sequence, tokens, computed);
+    learn_reported_tokens(sequence, tokens, computed);
     if (store) {
         for (Window& window : state.windows) {
             full_blocks(state, window, sequence, sequence.storable());

@@ -8,8 +8,8 @@ import numpy as np
 from integration.mooncake.nodes import Master, Node, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
-from trtllm_kvfix.offload.remote.porter import Porter
+from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Spec
+from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
 
 BLOCK_BYTES, BLOCKS = 2048, 4096  # more than the store's client takes at once
 TIMEOUT_S = 60.0
@@ -28,7 +28,7 @@ def test_thousands_of_small_blocks_are_put_and_come_back(master: Master, node: N
             -1, pool.descriptor, BLOCK_BYTES, pool.slot_bytes, pool.slots, 0, 1, master.address, "tcp", "127.0.0.1", 0
         )  # fmt: skip
         here, there = tuple(range(BLOCKS)), tuple(range(BLOCKS, 2 * BLOCKS))
-        porter = Porter(spec, TIMEOUT_S)
+        porter = PorterHandle(spec, TIMEOUT_S)
         try:
             until(lambda: porter.is_up, porter.text)
             assert porter.put(1, keys_of(1), here)
@@ -47,9 +47,9 @@ def keys_of(which: int) -> tuple[bytes, ...]:
     return tuple(which.to_bytes(16, "little") + at.to_bytes(16, "little") for at in range(BLOCKS))
 
 
-def ended(porter: Porter, count: int) -> dict[int, set[Outcome]]:
+def ended(porter: PorterHandle, count: int) -> dict[int, set[Outcome]]:
     """Outcomes of the blocks of so many jobs."""
-    answered: list[tuple[Message, Answer]] = []
+    answered: list[tuple[Message, Outcomes]] = []
     until(lambda: len(answered) >= count, "no answer", lambda: answered.extend(porter.take_answered()))
     assert not any(answer.error for _, answer in answered)
     return {message.number: set(answer.outcomes) for message, answer in answered}

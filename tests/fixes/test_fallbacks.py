@@ -16,14 +16,14 @@ from tests.fixes.test_staged_offsets_v1 import Scene, by_pool
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes import finish as finishing
+from trtllm_kvfix.fixes import waits as finishing
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
-from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
+from trtllm_kvfix.fixes.simulated_tensors import SHAPE, Bench
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
-from trtllm_kvfix.fixes.trial import SHAPE, Bench
+from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import on_stream

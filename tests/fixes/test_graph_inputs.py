@@ -14,8 +14,7 @@ from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken
 from tests.fixes.replay_loop import Loop
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ID
-from trtllm_kvfix.fixes.graph_inputs.reads import Reads
+from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, Reads
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, on_stream
@@ -198,7 +197,7 @@ def test_where_our_device_fails_altogether_torch_waits_for_the_whole_gpu(
     waited: list[str] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: waited.append("gpu")))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    for ours in ("graph_inputs.reads", "finish"):
+    for ours in ("graph_inputs.mechanism", "waits"):
         monkeypatch.setattr(f"trtllm_kvfix.fixes.{ours}.current_place", broken)
     tables = loop.tables()
     loop.replay(tables)
@@ -274,7 +273,7 @@ def test_reads_go_with_their_tables(loop: Loop) -> None:
 # ---- for the tests of all fixes (proofs.py) ----
 
 ROOM = "fixes.graph_inputs"
-BROKEN = Broken(f"{ROOM}.reads.Reads.wait", lambda *_: None)
+BROKEN = Broken(f"{ROOM}.mechanism.Reads.wait", lambda *_: None)
 
 
 def replay_graphs(_: Place) -> None:

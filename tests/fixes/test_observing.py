@@ -15,10 +15,10 @@ from tests.standin.serving import Server
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.fix_ids import BLIND
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.graph_inputs.reads import ObservedReads
-from trtllm_kvfix.fixes.input_copy_fence.observed import ObservedFence
+from trtllm_kvfix.fixes.graph_inputs.mechanism import ObservedReads
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import ObservedFence
+from trtllm_kvfix.fixes.simulated_tensors import Bench
 from trtllm_kvfix.fixes.token_budget.mechanism import Preparation
-from trtllm_kvfix.fixes.trial import Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.registry import Registry
@@ -199,7 +199,7 @@ def test_what_upstream_has_fixed_is_not_observed() -> None:
 
 def test_every_fix_looks_on_or_says_why_it_cannot() -> None:
     for fix in ALL:
-        assert (fix.observers is None) is (fix.id in BLIND), fix.id
+        assert (fix.counting_replacements is None) is (fix.id in BLIND), fix.id
 
 
 @pytest.mark.parametrize(("fix_id", "why"), BLIND.items())
@@ -216,10 +216,10 @@ FAILING = [
     (V1, "A", {}, "fixes.staged_offsets_v1.observed.recognised"),
     (V2, "C", V2_ARGS, "fixes.staged_offsets_v2.meaning._rows"),
     (V2, "B", V2_ARGS, "staging.read_back.ReadBack._enqueue"),
-    (FENCE, "B", {}, "fixes.input_copy_fence.observed.ObservedFence._due"),
-    (FENCE, "B", {}, "fixes.input_copy_fence.observed.ObservedFence.record"),
-    ("batched-admission", "B", {}, "fixes.batched_admission.observed.advice_for"),
-    ("batched-admission", "B", {}, "fixes.batched_admission.observed.measure"),
+    (FENCE, "B", {}, "fixes.input_copy_fence.mechanism.ObservedFence._due"),
+    (FENCE, "B", {}, "fixes.input_copy_fence.mechanism.ObservedFence.record"),
+    ("batched-admission", "B", {}, "fixes.batched_admission.mechanism.advice_for"),
+    ("batched-admission", "B", {}, "fixes.batched_admission.mechanism.measure"),
     ("token-budget", "C", {}, "fixes.token_budget.mechanism.limits_of"),
     ("token-budget", "C", {}, "fixes.token_budget.mechanism.Preparation.may_exceed"),
 ]

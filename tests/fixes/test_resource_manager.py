@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixes.budget_loop import Connector, Loop
 from tests.fixes.doubles import PlainBatch, Request, SplitBatch, context, generation
-from trtllm_kvfix.fixes.token_budget.limits import limits_of
+from trtllm_kvfix.fixes.token_budget.mechanism import limits_of
 from trtllm_kvfix.metrics import counters
 
 

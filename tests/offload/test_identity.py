@@ -9,7 +9,7 @@ from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.blocks import identity
 from trtllm_kvfix.blocks.identity import Identity, identity_of
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.whole_requests import Batch
+from trtllm_kvfix.offload.whole_requests import WholeRequests
 
 from .stand_in import offloading
 from .test_kept_blocks import DEVICE_BLOCKS, FILLS_THE_DEVICE, HOST_BLOCKS, PROMPT
@@ -70,7 +70,7 @@ def test_blocks_of_another_picture_are_loaded_where_nobody_looks(monkeypatch: py
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_bound_part_of_a_request_alone_is_left_alone(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the note of the batch, not even requests without images are known to have none."""
-    monkeypatch.setattr(Batch, "note", lambda *_: None)
+    monkeypatch.setattr(WholeRequests, "note", lambda *_: None)
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
         skipped = counters.offload_requests_skipped.value
         server.run([server.request(1, PROMPT, 1)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.offload import ledger as module
-from trtllm_kvfix.offload.ledger import NEXT, Ledger, State, WrongTurn
+from trtllm_kvfix.offload.ledger import NEXT, JobState, Ledger, WrongTurn
 from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob, PutJob, StoreJob
 
 JOB = StoreJob(1, 7, (0, 1), (3, 4))
@@ -29,7 +29,7 @@ def test_a_job_has_one_record_from_its_plan_until_it_is_applied() -> None:
     seen.append(record.state)
     assert ledger.take_ended_everywhere() == [(record, Ended(1, ""))] and len(ledger) == 0
     seen.append(record.state)
-    assert seen == [each for each in State if each is not State.IN_FLIGHT], "which is a lane's to say"
+    assert seen == [each for each in JobState if each is not JobState.IN_FLIGHT], "which is a lane's to say"
 
 
 def test_where_no_scheduler_side_is_nothing_is_left_to_apply() -> None:
@@ -67,7 +67,7 @@ def test_what_was_told_to_nobody_is_taken_out_of_the_plan() -> None:
         ledger.plan(JOB._replace(number=number, request_id=number), None)
     assert ledger.take_out(1, LoadJob) == []
     (out,) = ledger.take_out(1, StoreJob)
-    assert (out.number, out.state) == (1, State.APPLIED)
+    assert (out.number, out.state) == (1, JobState.APPLIED)
     assert [job.number for job in ledger.take_step().stores] == [2]
 
 
@@ -92,8 +92,8 @@ def test_slots_are_counted_by_kind() -> None:
 
 
 def test_drawings_have_the_states_in_their_order() -> None:
-    words = [state.value for state in State]
-    assert set(NEXT) == set(State) - {State.IN_FLIGHT}
+    words = [state.value for state in JobState]
+    assert set(NEXT) == set(JobState) - {JobState.IN_FLIGHT}
     for text in (module.__doc__ or "", PAGE.read_text()):
         (line,) = [line for line in text.splitlines() if "planned ---> queued" in line]
         assert re.split(r" -+> ", line.strip()) == words

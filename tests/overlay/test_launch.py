@@ -10,7 +10,7 @@ import pytest
 
 from tests.overlay.upstream_double import EXECUTOR, environment, python
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import deaf, launch
+from trtllm_kvfix.overlay import hook_loss, launch
 from trtllm_kvfix.settings import Settings, load
 
 PYTHON = sys.executable
@@ -190,8 +190,8 @@ def test_dry_run_with_the_switch_off_starts_nothing(small: Path) -> None:
     ],
 )
 def test_flags_that_keep_the_hook_out_are_seen_and_others_are_not(arguments: list[str], flag: str | None) -> None:
-    assert deaf.deaf_flag(["/usr/bin/python3.11", *arguments]) == flag
-    assert deaf.deaf_flag(["trtllm-serve", *arguments]) is None
+    assert hook_loss.deaf_flag(["/usr/bin/python3.11", *arguments]) == flag
+    assert hook_loss.deaf_flag(["trtllm-serve", *arguments]) is None
 
 
 def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_before(small: Path) -> None:
@@ -199,7 +199,7 @@ def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_
     code = (
         "import runpy, sys\n"
         "sys.modules['trtllm_kvfix.overlay'] = None\n"
-        f"runpy.run_path({str(deaf.BOOTSTRAP / 'sitecustomize.py')!r})\n"
+        f"runpy.run_path({str(hook_loss.BOOTSTRAP / 'sitecustomize.py')!r})\n"
         "print('fine')\nimport tensorrt_llm\n"
     )
     done = python(small, code)
@@ -251,15 +251,15 @@ def test_first_line_of_a_script_counts_and_a_launcher_hides_nothing(
 
 def test_python_behind_a_launcher_is_looked_at_and_its_arguments_are_not() -> None:
     launcher = ["/bin/sh", "-n", "2"]
-    found = deaf.first_deaf([*launcher, "python3", "-I", "script.py"])
+    found = hook_loss.first_deaf([*launcher, "python3", "-I", "script.py"])
     assert found is not None and found.what == "python3 -I"
-    assert deaf.first_deaf([*launcher, "python3", "script.py", "python3", "-I"]) is None
+    assert hook_loss.first_deaf([*launcher, "python3", "script.py", "python3", "-I"]) is None
 
 
 def test_path_begins_with_our_folder_once() -> None:
     first = launch.variables(Settings(), {"PYTHONPATH": "a:b"}, "job")
     again = launch.variables(Settings(), first, "job")
-    assert first["PYTHONPATH"] == again["PYTHONPATH"] == os.pathsep.join([str(deaf.BOOTSTRAP), "a", "b"])
+    assert first["PYTHONPATH"] == again["PYTHONPATH"] == os.pathsep.join([str(hook_loss.BOOTSTRAP), "a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.overlay import uncaught
-from trtllm_kvfix.overlay.deaf import BOOTSTRAP
+from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import statistics, tensors
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.clock import Clock
+from trtllm_kvfix.managers.comparison import Comparison, next_serial
 from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.events import FIRST_HALF, KVCacheEvent
 from trtllm_kvfix.managers.keywords import layout_of
@@ -22,9 +23,8 @@ from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Prefix, Questions
-from trtllm_kvfix.managers.ranks import Comparison, next_serial
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
-from trtllm_kvfix.offload.ranks import Ranks, agreed_seed, ranks_here
+from trtllm_kvfix.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
 PRIORITY_OF_NOBODY = 35  # upstream's answer for a block that it does not find

@@ -10,7 +10,15 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, room, weights, whole_requests
+from trtllm_kvfix.offload import (
+    kept_blocks,
+    partial_copies,
+    recompute,
+    reservations,
+    room_for_loads,
+    weights,
+    whole_requests,
+)
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import (
@@ -23,7 +31,6 @@ from trtllm_kvfix.offload.layer_groups import (
 )
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
-from trtllm_kvfix.offload.ranks import OneRank, ranks_here
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
@@ -34,11 +41,12 @@ from trtllm_kvfix.offload.upstream import (
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
-from trtllm_kvfix.offload.whole_requests import Batch
+from trtllm_kvfix.offload.whole_requests import WholeRequests
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
-from trtllm_kvfix.overlay import parts
+from trtllm_kvfix.overlay import registry
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.ranks import OneRank, ranks_here
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
 
@@ -58,7 +66,7 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
         self.side = self.side_of(settings)(settings, tokens_per_block, link_of(llm_args), Switches(file))
-        self.batch = Batch()
+        self.batch = WholeRequests()
 
     @staticmethod
     def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
@@ -134,10 +142,10 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
-        self.room = room.room_here()
+        self.room = room_for_loads.room_here()
         module = connector_module()
         if module is not None:
-            take_part(module.__name__)
+            replace_seams(module.__name__)
         # If upstream does not: when it drops this object, or when the process ends.
         self._home = HomeProcess()
         self._end = weakref.finalize(self, give_back, self.side, id(llm_args), self._home)
@@ -167,7 +175,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            room.warn_where_nobody_gives_way(kv_cache_manager)
+            room_for_loads.warn_where_nobody_gives_way(kv_cache_manager)
             self.cache_manager = self.room.manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
@@ -214,15 +222,21 @@ def give_back(side: OffloadWorker, args_id: int, home: HomeProcess) -> bool:
     return side.close()
 
 
-def take_part(connector_module: str) -> None:
+def replace_seams(connector_module: str) -> None:
     """Hook in where upstream has no callback: once, however often this is called. A build without them is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
     if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
         replacements.append(reservations.replacement(connector_module))
-    parts.install(
-        NAME, [recompute.replacement(connector_module), *replacements, *room.replacements(), *weights.replacements()]
+    registry.here.install(
+        NAME,
+        [
+            recompute.replacement(connector_module),
+            *replacements,
+            *room_for_loads.replacements(),
+            *weights.replacements(),
+        ],
     )
 
 

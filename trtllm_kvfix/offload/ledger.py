@@ -28,7 +28,7 @@ from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, Ste
 AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
 
 
-class State(Enum):
+class JobState(Enum):
     __hash__ = object.__hash__  # Enum's own hash is computed from the name, in Python, for each step of each job
 
     PLANNED = "planned"
@@ -42,11 +42,11 @@ class State(Enum):
 TRANSFERS = (StoreJob, LoadJob)
 # Only the lane knows what is in flight, so the written state goes from queued to ended here.
 NEXT = {
-    State.PLANNED: {State.QUEUED, State.APPLIED},
-    State.QUEUED: {State.ENDED_HERE},
-    State.ENDED_HERE: {State.ENDED_EVERYWHERE},
-    State.ENDED_EVERYWHERE: {State.APPLIED},
-    State.APPLIED: set[State](),
+    JobState.PLANNED: {JobState.QUEUED, JobState.APPLIED},
+    JobState.QUEUED: {JobState.ENDED_HERE},
+    JobState.ENDED_HERE: {JobState.ENDED_EVERYWHERE},
+    JobState.ENDED_EVERYWHERE: {JobState.APPLIED},
+    JobState.APPLIED: set[JobState](),
 }
 
 
@@ -58,7 +58,7 @@ class WrongTurn(KvfixError):
 class Record:
     job: Job
     plan: Any = None  # the scheduler side's, for when the job has ended
-    written: State = State.PLANNED
+    written: JobState = JobState.PLANNED
     lane: TransferLane | None = None  # the lane that took it
     since: float | None = None  # when this rank began it, by the clock of `monotonic`
     ends: tuple[Ended, ...] = ()  # what ranks have said
@@ -73,17 +73,17 @@ class Record:
         return self.job.number
 
     @property
-    def state(self) -> State:
-        if self.written is State.QUEUED and self.lane is not None:
-            return State(self.lane.state(self.number) or State.ENDED_HERE)
+    def state(self) -> JobState:
+        if self.written is JobState.QUEUED and self.lane is not None:
+            return JobState(self.lane.state(self.number) or JobState.ENDED_HERE)
         return self.written
 
     @property
     def is_under_way(self) -> bool:
         """Received, and not over on all ranks. All ranks agree on this at the points where they meet."""
-        return self.written in (State.QUEUED, State.ENDED_HERE)
+        return self.written in (JobState.QUEUED, JobState.ENDED_HERE)
 
-    def go(self, state: State) -> None:
+    def go(self, state: JobState) -> None:
         if state not in NEXT[self.written]:
             raise WrongTurn(f"job {self.number} is {self.written.value} and cannot be {state.value} next: {self.job}")
         self.written = state
@@ -207,7 +207,7 @@ class Ledger:
         if job.number not in self._records:  # planned in another process
             self._add(Record(job))
         record = self._records[job.number]
-        record.go(State.QUEUED)
+        record.go(JobState.QUEUED)
         self._waiting[type(job)][job.number] = job
         if isinstance(job, TRANSFERS):
             self._transfers.setdefault(job.request_id, {})[job.number] = record
@@ -240,7 +240,7 @@ class Ledger:
 
     def end_here(self, ended: Ended) -> None:
         record = self._records[ended.job]
-        record.go(State.ENDED_HERE)
+        record.go(JobState.ENDED_HERE)
         record.lane = None
         self._waiting[type(record.job)].pop(ended.job, None)
         self._begun.pop(ended.job, None)
@@ -281,7 +281,7 @@ class Ledger:
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
         """The end of a job as all ranks together report it."""
         record = self._records[ended.job]
-        record.go(State.ENDED_EVERYWHERE)
+        record.go(JobState.ENDED_EVERYWHERE)
         if isinstance(record.job, TRANSFERS):
             forget(self._transfers, record.job)
         if has_scheduler:
@@ -290,7 +290,7 @@ class Ledger:
             self._apply(record)
 
     def _apply(self, record: Record) -> Record:
-        record.go(State.APPLIED)
+        record.go(JobState.APPLIED)
         del self._records[record.number]
         del self._of_kind[type(record.job)][record.number]
         forget(self._of_request, record.job)

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.in_use import InUse
-from trtllm_kvfix.offload.ledger import Ledger, State
+from trtllm_kvfix.offload.blocks_in_use import InUse
+from trtllm_kvfix.offload.ledger import JobState, Ledger
 from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad
 from trtllm_kvfix.offload.reservations import Reservations
@@ -84,7 +84,7 @@ class Loads:
     def outdate(self) -> None:
         """The weights have changed. What is on its way, or has not been heard of by all ranks, is worth nothing."""
         for record in self._ledger.of(LoadJob):
-            if record.job.slots and record.written is not State.ENDED_EVERYWHERE:
+            if record.job.slots and record.written is not JobState.ENDED_EVERYWHERE:
                 self._ledger.outdate(record.number)
 
     def empty(self, request_id: int) -> None:

@@ -99,7 +99,7 @@ class Ended(NamedTuple):
     no_room: bool = False  # nothing is wrong: more transfers waited than may wait
 
 
-class Report(NamedTuple):
+class RankReport(NamedTuple):
     """One rank's message when the ranks meet."""
 
     ended: list[Ended]

@@ -14,13 +14,13 @@ from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.partial_copies import PART as COPIES
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Report, Step, StoreJob
-from trtllm_kvfix.offload.ranks import Ranks, agreed, together
+from trtllm_kvfix.offload.partial_copies import FUSE as COPIES
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload.weights import OUTDATED, Weights, watch
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import Ranks, agreed, together
 
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
 
@@ -134,7 +134,7 @@ class OffloadWorker:
             self._take_late()
         self._begin()
         if self._is_running():
-            reports = agreed(self._ranks, lambda: Report(self._ended_here(), self._ledger.take_outdated()))
+            reports = agreed(self._ranks, lambda: RankReport(self._ended_here(), self._ledger.take_outdated()))
             self._outdated.update(number for report in reports for number in report.outdated)
             for ended in [ended for report in reports for ended in report.ended]:
                 self._note(ended)

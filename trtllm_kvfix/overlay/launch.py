@@ -21,9 +21,9 @@ import click
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described
-from trtllm_kvfix.overlay import deaf, server_file, watcher
-from trtllm_kvfix.overlay.deaf import BOOTSTRAP, PATH
+from trtllm_kvfix.overlay import hook_loss, server_file, watcher
 from trtllm_kvfix.overlay.hook_file import hook_file
+from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP, PATH
 from trtllm_kvfix.settings import (
     ENV_ENABLED,
     ENV_FILE,
@@ -57,7 +57,7 @@ def path_with_hook(environ: Mapping[str, str]) -> str:
 def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
     refuse_missing(command)
-    found = deaf.first_deaf(command)
+    found = hook_loss.first_deaf(command)
     if found is not None and (found.has_no_site or not hook_file().exists()):
         otherwise = "" if found.has_no_site else ", or install the hook with `trtllm-kvfix enable`"
         raise SettingsError(f"{found.what} {found.why}: {found.remedy}{otherwise}")
@@ -136,7 +136,7 @@ def run(
         return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
-    for doubt in deaf.doubts(command) if not hook_file().exists() else ():
+    for doubt in hook_loss.doubts(command) if not hook_file().exists() else ():
         tell(f"warning: {doubt}. If it is the server's, it starts WITHOUT the fixes")
     inherited = {
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)

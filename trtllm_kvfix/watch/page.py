@@ -5,9 +5,9 @@ from html import escape
 from shlex import join
 
 from trtllm_kvfix.pages import filled, paragraphs
+from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.watch.races import Race, Stack
 from trtllm_kvfix.watch.report import Report, summary, title, where
-from trtllm_kvfix.words import number_of
 
 LABELS, SPAN, RIGHT = 180, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.watch.races import NUMBERS, Race, Stack, Watched, merged
 from trtllm_kvfix.watch.suppressions import Suppression, split
-from trtllm_kvfix.words import number_of
 
 VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
 UNSEEN = {

@@ -33,13 +33,13 @@ def check_computed(seq: Sequence, computed: int) -> None:
         raise ValueError(f"{computed} positions computed of {seq.length}")
 
 
-def check_told(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
+def check_reported_tokens(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
     check_computed(seq, computed or 0)
     if tokens is not None:
         check_whole_tokens(seq, tokens)
 
 
-def learn_told(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
+def learn_reported_tokens(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
     if tokens is not None and len(tokens) > len(seq.known):
         seq.known = list(tokens)
     seq.tokens_computed = max(seq.tokens_computed, computed or 0)
@@ -146,11 +146,11 @@ class ModelManager:
         computed: int | None = None,
     ) -> list[Block]:
         seq = self.any_sequence(request_id)
-        check_told(seq, tokens, computed)
+        check_reported_tokens(seq, tokens, computed)
         if pin and seq.suspended:
             raise ValueError(f"request {request_id} is suspended")
         pinned = pins.pin_sequence(self.state, seq) if pin else []
-        learn_told(seq, tokens, computed)
+        learn_reported_tokens(seq, tokens, computed)
         storing.remove(self.state, seq, store)
         return pinned
 
@@ -158,10 +158,10 @@ class ModelManager:
         self, request_id: int, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
     ) -> list[Block]:
         seq = self.sequence(request_id)
-        check_told(seq, tokens, computed)
+        check_reported_tokens(seq, tokens, computed)
         if pin and any(block.in_flight["primary"] for block in seq.held_blocks()):
             raise BlockInFlight
-        learn_told(seq, tokens, computed)
+        learn_reported_tokens(seq, tokens, computed)
         entered = min(seq.tokens_computed, len(seq.known))
         for w in range(len(self.state.windows)):
             if not seq.rooms[w].rolls:

@@ -9,7 +9,7 @@ import pytest
 
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote import start, worker
-from trtllm_kvfix.offload.remote.messages import Answer, Get, Message, Outcome, Put, Spec
+from trtllm_kvfix.offload.remote.messages import Get, Message, Outcome, Outcomes, Put, Spec
 
 Key = tuple[bytes, int]
 
@@ -26,7 +26,7 @@ class FakePorter:
         self.spec, self._address, self.memory = spec, pool_address, memory
         self.is_up, self.text, self.error = True, "here", None
         self.asked: deque[Message] = deque()
-        self.answered: deque[tuple[Message, Answer]] = deque()
+        self.answered: deque[tuple[Message, Outcomes]] = deque()
         self.holds_gets = self.holds_puts = False
         self.looks = 0
         self.on_look: Callable[[], None] = lambda: None
@@ -46,7 +46,7 @@ class FakePorter:
     def end_if_stuck(self) -> None:
         """It is the test that ends it."""
 
-    def take_answered(self) -> list[tuple[Message, Answer]]:
+    def take_answered(self) -> list[tuple[Message, Outcomes]]:
         for message in list(self.asked):
             if not (self.holds_gets if isinstance(message, Get) else self.holds_puts):
                 self.answer(message)
@@ -55,7 +55,7 @@ class FakePorter:
     def answer(self, message: Message, error: str = "") -> None:
         self.asked.remove(message)
         outcomes = () if error else tuple(self._moved(message, at) for at in range(len(message.keys)))
-        self.answered.append((message, Answer(message.number, outcomes, error, 0.001)))
+        self.answered.append((message, Outcomes(message.number, outcomes, error, 0.001)))
 
     def close(self, wait_s: float) -> bool:
         del wait_s
@@ -96,7 +96,7 @@ def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
         return FakePorter(spec, pools[-1].address, memory)
 
     patch.setattr(worker.RemoteWorker, "_noting_the_pool", noting_here)
-    patch.setattr(worker, "Porter", porter)
+    patch.setattr(worker, "PorterHandle", porter)
     patch.setattr(start, "find_spec", lambda _: object())
     for name, value in {"kind": "mooncake", "master": "here:1", "model": "m"}.items():
         patch.setenv(f"TRTLLM_KVFIX_OFFLOAD_REMOTE_{name.upper()}", value)

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote.messages import Spec
-from trtllm_kvfix.offload.remote.porter import Porter
-from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
+from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
@@ -35,7 +35,7 @@ def test_status_says_how_the_store_is(make_remote: MakeRemote) -> None:
 
 def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
-    porter = Porter(SPEC, 1)
+    porter = PorterHandle(SPEC, 1)
     assert porter.close(20)
     assert str(porter.error) == "no more processes"
     assert not porter.get(1, (b"k",), (0,)) and not porter.put(2, (b"k",), (0,))
@@ -50,5 +50,5 @@ def test_a_fault_of_the_porters_thread_ends_the_remote_tier_alone(
     porter_of(bench).error = RuntimeError("lost")  # type: ignore[assignment]
     porter_of(bench).is_up = False
     assert served(bench, 1) == 0
-    assert fuse.of(PART).blown
+    assert fuse.of(FUSE).blown
     assert served(bench, 1) == 44, "from the host tier"

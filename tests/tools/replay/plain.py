@@ -9,7 +9,7 @@ from trtllm_kvfix.native import Admission as Admitted
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
 from trtllm_kvfix.tools.replay.engine import Workload
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape
-from trtllm_kvfix.tools.replay.room import blocks_reserved_for
+from trtllm_kvfix.tools.replay.reserved_blocks import blocks_reserved_for
 
 
 @dataclass

@@ -48,7 +48,7 @@ WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
     "concurrent-pins": ("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was),
     "input-copy-fence before scheduling": ("fixes.input_copy_fence.mechanism.InputFence.waiting", as_it_was),
     "input-copy-fence before inputs": ("fixes.input_copy_fence.mechanism.InputFence.wait", waiting_for_all_or_nobody),
-    "graph-inputs": ("fixes.graph_inputs.reads.Reads.wait", nothing),
+    "graph-inputs": ("fixes.graph_inputs.mechanism.Reads.wait", nothing),
     "nixl-listener": ("fixes.nixl_listener.record.without_listener", as_it_was),
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trtllm_kvfix.fixes.graph_inputs.reads import Reads
+from trtllm_kvfix.fixes.graph_inputs.mechanism import Reads
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.catalogue import CASES, NAMES, select

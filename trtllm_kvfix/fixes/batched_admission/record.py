@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.fixes.batched_admission.observed import ObservedAdmission
+from trtllm_kvfix.fixes.batched_admission.mechanism import Admission, ObservedAdmission
 from trtllm_kvfix.fixes.batches import MAIN
+from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.fixes.simulated_tensors import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -58,11 +58,11 @@ def _strange(up: Upstream) -> str:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    admission = Admission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), TAG_ADMISSION)))
+    admission = Admission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.ADMISSION)))
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), ObservedAdmission(fuse.of(ID)).looking_on)]
 
 
@@ -122,7 +122,7 @@ def self_test() -> None:
         admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
 
     trial = fuse.Fuse(ID)
-    admission = Admission(trial, Votings(lambda: Voting(trial, TAG_ADMISSION, find=lambda: None)))
+    admission = Admission(trial, Votings(lambda: Voting(trial, Tag.ADMISSION, find=lambda: None)))
     large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
     batch = _Batch([large, reusing])
     admission.ordered(as_upstream)(_Managers(), batch)
@@ -138,7 +138,7 @@ FIX = Fix(
     triggers=(BINDINGS, RESOURCE_MANAGER),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(absent="A", needed="B B2", fixed="C D F"),
 )

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ReplayFence
-from trtllm_kvfix.fixes.graph_inputs.reads import ObservedReads
+from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ObservedReads, ReplayFence
+from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import Bench, require
+from trtllm_kvfix.fixes.simulated_tensors import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 from trtllm_kvfix.staging import on_stream
@@ -51,7 +50,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return _around(ReplayFence())
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     return _around(ReplayFence(ObservedReads))
 
 
@@ -112,7 +111,7 @@ FIX = Fix(
     triggers=(LORA_PARAMS, GRAPH_RUNNER),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(needed="D F", absent="A B B2 C"),
 )

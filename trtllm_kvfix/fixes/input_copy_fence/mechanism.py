@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix.fixes.finish import finish, wait_for
+from trtllm_kvfix.fixes.waits import finish, wait_for
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, current_place
@@ -101,3 +101,19 @@ class InputFence:
         if not hasattr(mine, "marks"):
             mine.marks, mine.pending = {}, {}
         return mine.marks, mine.pending
+
+
+class ObservedFence(InputFence):
+    """Without its waits: counts the steps that were begun while inputs of the last forward step were pending."""
+
+    def wait(self, engine: Any = None) -> None:
+        try:
+            if not all(mark.done() for mark in self._due(engine)):
+                counters.observed.add(1, ID)
+        except Exception as error:
+            self._tried.fault(error)
+        else:
+            self._tried.in_a_row = 0
+
+    def fall_back(self) -> None:
+        """Whoever only counts waits for nothing."""

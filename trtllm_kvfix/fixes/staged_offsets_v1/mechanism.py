@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import BlockingDestination, StagedDestination
+from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging.read_back import ReadBack
 from trtllm_kvfix.staging.stagers import Stagers

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
+from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.forks import HomeProcess
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.overlay.fuse import Fuse

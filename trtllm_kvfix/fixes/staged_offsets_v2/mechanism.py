@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lender, Lending
 from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, fresh_pinned, keep_until_read, private_lot
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
+from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import OffsetStager

@@ -19,9 +19,11 @@ from weakref import WeakKeyDictionary
 
 from trtllm_kvfix.fixes.batches import enters, is_arriving, main_v1_manager, managers_by_name
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_tokens, plan, tell
-from trtllm_kvfix.fixes.token_budget.limits import limits_of
+from trtllm_kvfix.log import log
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import Votings, mapping_of
+from trtllm_kvfix.overlay.vote import Mapping, Voting, Votings, mapping_of
+from trtllm_kvfix.ranks import Tag
 
 # The memo below keeps what the KV-cache manager has for a request that is put off; the request keeps its slot.
 # These are given one with the first chunk each time that they see it.
@@ -204,3 +206,81 @@ def _give_back(current: Preparation, entered: list[Any]) -> None:
 def is_loading(connector: Any, request: Any) -> bool:
     """Whether the connector fetches the prompt asynchronously. If so, it takes the request out of the batch first."""
     return bool(request.request_id in connector.new_async_requests.loading)
+
+
+def limits_of(executor: Any, is_safe: Callable[[Any], bool]) -> Limits | None:
+    """The engine's own limit is the one that it asserts. None where batches must stay as they are; the log then says
+    why.
+
+    Where the cache is V2's, blocks are claimed before a batch is charged, so its charge holds.
+    """
+    manager = main_v1_manager(executor.resource_manager)
+    if manager is None:
+        return None
+    engine = executor.model_engine
+    max_num_tokens = getattr(engine, "max_num_tokens", None) or getattr(executor, "max_num_tokens", None)
+    stages = getattr(getattr(executor, "dist", None), "pp_size", 1)
+    why = ""
+    if stages > 1:
+        # One rank schedules and the others run what it sends; the loop has noted already who finishes its prompt.
+        why = f"it has {stages} pipeline stages"
+    elif max_num_tokens is None:
+        why = "it does not show its max_num_tokens"
+    elif not is_safe(manager.impl):
+        why = "a prompt that is cut short would be offered for reuse whole, and computed-blocks is off"
+    if why or max_num_tokens is None:
+        log.warning("token-budget leaves the batches of this engine alone: %s", why)
+        return None
+    features = getattr(engine, "attn_runtime_features", None)
+    return Limits(
+        max_num_tokens=int(max_num_tokens),
+        chunked_prefill=bool(getattr(features, "chunked_prefill", False)),
+        tokens_per_block=int(manager.tokens_per_block),
+        runtime_tokens=_runtime_tokens(executor, engine),
+    )
+
+
+def _runtime_tokens(executor: Any, engine: Any) -> Callable[[], int] | None:
+    """Tokens of a generation with drafts, where the loop overlaps: the last step's sample, and its drafts, are taken
+    from the device. The draft length may change from step to step. None without drafts, or without overlap."""
+    if not getattr(engine, "enable_spec_decode", False) or getattr(executor, "disable_overlap_scheduler", False):
+        return None
+    widened = getattr(engine, "get_runtime_tokens_per_gen_step", None)
+    if widened is None:
+        return lambda: 1 + int(engine.runtime_draft_len)
+    return lambda: int(widened(engine.runtime_draft_len))
+
+
+class _Alone(Voting):
+    """A vote of one: there are no other ranks to ask or to inform."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        super().__init__(fuse, Tag.BUDGET, find=lambda: None)
+
+    def may_change(self, mapping: Mapping | None) -> bool:  # noqa: ARG002  nothing is changed
+        return True
+
+
+class ObservedBudget(BudgetKeeper):
+    """Batches as upstream made them, and how many of them exceed max_num_tokens once reuse is known.
+
+    Each rank observes by itself: no rank changes anything, so ranks need not agree.
+    """
+
+    def __init__(self, fuse: Fuse) -> None:
+        super().__init__(
+            fuse, Votings(lambda: _Alone(fuse)), lambda _: True
+        )  # no prompt is cut short, so none is offered too early
+
+    def _settle(self, current: Preparation) -> None:
+        if current.settled:
+            return
+        current.settled = True
+        try:
+            if current.plan():
+                counters.observed.add(1, self._fuse.fix_id)
+        except Exception as error:
+            self._fuse.fault(error)
+            self._votings.of(current.resource_manager).abstain()
+        else:
+            self._fuse.in_a_row = 0

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.computed_blocks.record import holds_for
+from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
+from trtllm_kvfix.fixes.simulated_tensors import require
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, plan
-from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
-from trtllm_kvfix.fixes.token_budget.observed import ObservedBudget
-from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper, ObservedBudget
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
-from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -58,7 +58,7 @@ def probe(up: Upstream) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    keeper = BudgetKeeper(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), TAG_BUDGET)), partial(holds_for, up))
+    keeper = BudgetKeeper(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.BUDGET)), partial(holds_for, up))
     made = [
         Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
         Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),
@@ -70,7 +70,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return made
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     keeper = ObservedBudget(fuse.of(ID))
     return [
         Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
@@ -121,7 +121,7 @@ FIX = Fix(
     triggers=(RESOURCE_MANAGER, PY_EXECUTOR, LLM_REQUEST, *CONNECTOR_PLACES),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(absent="A B", needed="B2 C D F"),
 )

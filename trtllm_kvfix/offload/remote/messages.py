@@ -53,14 +53,14 @@ class Outcome(IntEnum):
     FAILED = 4  # the store says so. Of a get: it may write the slot later
 
 
-class Answer(NamedTuple):
+class Outcomes(NamedTuple):
     number: int
     outcomes: tuple[Outcome, ...]
     error: str = ""  # not empty: nothing is known of any block
     seconds: float = 0.0
 
 
-class State(NamedTuple):
+class StoreState(NamedTuple):
     """The porter's state. Without `is_up` nothing is asked of it."""
 
     is_up: bool
@@ -68,4 +68,4 @@ class State(NamedTuple):
 
 
 Message: TypeAlias = Look | Put | Get
-Reply: TypeAlias = Answer | State
+Reply: TypeAlias = Outcomes | StoreState

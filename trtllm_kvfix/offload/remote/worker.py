@@ -8,17 +8,17 @@ from typing import Any
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.layout import Layout
-from trtllm_kvfix.offload.ledger import Record, State
+from trtllm_kvfix.offload.ledger import JobState, Record
 from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
-from trtllm_kvfix.offload.ranks import Ranks
 from trtllm_kvfix.offload.remote.keys import root_of
-from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Put, Spec
+from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Put, Spec
 from trtllm_kvfix.offload.remote.model import layout_parts
-from trtllm_kvfix.offload.remote.porter import Porter
-from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
+from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.ranks import Ranks
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ENDS = ("missing", "full", "changed on its way", "failed")
@@ -27,7 +27,7 @@ ENDS = ("missing", "full", "changed on its way", "failed")
 class StoreHere:
     """The store, as the scheduler side of this process sees it."""
 
-    def __init__(self, porter: Porter, root: bytes, block_bytes: int) -> None:
+    def __init__(self, porter: PorterHandle, root: bytes, block_bytes: int) -> None:
         self._porter, self.root, self.block_bytes = porter, root, block_bytes
 
     @property
@@ -47,8 +47,8 @@ class RemoteWorker(OffloadWorker):
         self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
         self._pool: HostPool | None = None
         self._putting: Record | None = None
-        self.porter: Porter | None = None
-        self.holder: Porter | None = None  # of the segment: nothing that fails in the porter takes it along
+        self.porter: PorterHandle | None = None
+        self.holder: PorterHandle | None = None  # of the segment: nothing that fails in the porter takes it along
 
     def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
         super().register_layout(device, describe)
@@ -63,11 +63,11 @@ class RemoteWorker(OffloadWorker):
             slot_bytes=self._pool.slot_bytes, slots=self._pool.slots, rank=ranks.rank, ranks=ranks.size,
             master=remote.master or "", protocol=remote.protocol, host=remote.host, segment_bytes=0,
         )  # fmt: skip
-        self.porter = Porter(spec, remote.timeout_s)
+        self.porter = PorterHandle(spec, remote.timeout_s)
         machines = self._at_start.gather(text_of(BOOT_ID))
         segment_bytes = remote.segment_bytes // machines.count(machines[self._at_start.rank])
         if segment_bytes:
-            self.holder = Porter(spec._replace(pool=-1, segment_bytes=segment_bytes), remote.timeout_s)
+            self.holder = PorterHandle(spec._replace(pool=-1, segment_bytes=segment_bytes), remote.timeout_s)
         kinds = [f"{pool.block_bytes} bytes, {pool.kind}" for pool in self._layout.pools]
         root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
         if ranks.rank == 0:
@@ -113,7 +113,7 @@ class RemoteWorker(OffloadWorker):
 
     def _put_next(self) -> None:
         """One at a time: fetches come before them."""
-        if self._putting is not None and self._putting.written is State.QUEUED:
+        if self._putting is not None and self._putting.written is JobState.QUEUED:
             return
         self._putting = None
         waiting = self._ledger.waiting(PutJob)
@@ -128,13 +128,13 @@ class RemoteWorker(OffloadWorker):
         if self.porter is not None:
             counters.offload_remote_up.put(self.porter.is_up)
             if self.porter.error is not None:
-                fuse.of(PART).blow(f"its thread ended with {self.porter.error}")
+                fuse.of(FUSE).blow(f"its thread ended with {self.porter.error}")
             for each in self.porter.take_answered():
                 self._ledger.end_here(self._ended(*each))
         self._put_next()
         return super()._ended_here()
 
-    def _ended(self, message: Message, answer: Answer) -> Ended:
+    def _ended(self, message: Message, answer: Outcomes) -> Ended:
         job = self._ledger[message.number].job
         nbytes = len(job.slots) * (self._layout.block_bytes if self._layout else 0)
         failed = [outcome for outcome in answer.outcomes if outcome is not Outcome.WHOLE]

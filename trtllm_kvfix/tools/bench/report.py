@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.tools.bench.outcome import ArmOutcome, Report
-from trtllm_kvfix.words import number_of
 
 HEADINGS = ("tokens\n/s", "first\nms", "95 %\nms", "next\nms", "reused", "new", "lost")
 

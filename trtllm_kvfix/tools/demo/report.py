@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
-from trtllm_kvfix.words import form, number_of
 
 SHOWN = 4  # answers of a scene: a page shows all
 LETTERS = 29  # of an answer, in a narrow terminal

@@ -10,15 +10,15 @@ from typing import Any
 
 from trtllm_kvfix.log import described
 from trtllm_kvfix.overlay import import_hook, releases
-from trtllm_kvfix.overlay.deaf import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
+from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
+from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.settings import ENV_ENABLED, Settings, environment
 from trtllm_kvfix.tools.doctor.buffers import candidates
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
-from trtllm_kvfix.words import form, number_of
 
 HOOKED = ("persistent", "run")
 HOLDS = "holds"

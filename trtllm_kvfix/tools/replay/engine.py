@@ -13,12 +13,28 @@ import numpy as np
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, ReplayRequests, ReplayScheduler
+from trtllm_kvfix.native import (
+    BlockManager,
+    BlockManagerConfig,
+    CacheCounters,
+    ReplayRequests,
+    ReplayReuse,
+    ReplayScheduler,
+    ReplayTally,
+)
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Counted, HostTier, Known
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
+from trtllm_kvfix.tools.replay.outcome import (
+    Admission,
+    Budget,
+    CacheShape,
+    HostTierKind,
+    Moved,
+    Outcome,
+    Requests,
+    Reuse,
+)
 from trtllm_kvfix.tools.replay.remote_tier import RemoteTier
-from trtllm_kvfix.tools.replay.room import blocks_reserved_for, refused
-from trtllm_kvfix.tools.replay.tally import budget_of, moved_of, reuse_of
+from trtllm_kvfix.tools.replay.reserved_blocks import blocks_reserved_for, refused
 from trtllm_kvfix.tools.replay.tokens import PROMPT_BASE, PROMPT_SPAN, TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 
@@ -157,3 +173,30 @@ def _manager(shape: CacheShape) -> BlockManager:
             f"a model of {shape.blocks_primary:,} primary and {shape.blocks_host:,} host blocks of "
             f"{shape.tokens_per_block} tokens does not fit this machine's memory; use larger blocks or smaller pools"
         ) from error
+
+
+def reuse_of(counted: ReplayReuse) -> Reuse:
+    primary = counted.reused - counted.host
+    return Reuse(primary=primary, host=counted.host, computed=counted.computed, remote=counted.remote)
+
+
+def budget_of(tally: ReplayTally) -> Budget:
+    return Budget(**{name: getattr(tally, name) for name in Budget.model_fields})
+
+
+def moved_of(counters: CacheCounters, beside: Counted, bytes_per_block: int | None) -> Moved:
+    """beside: what a host tier beside the manager moved."""
+
+    def size(blocks: int) -> int | None:
+        return None if bytes_per_block is None else blocks * bytes_per_block
+
+    to_host = counters.blocks_offloaded + beside.stored
+    to_primary = counters.blocks_onboarded + beside.loaded
+    return Moved(
+        blocks_to_host=to_host,
+        blocks_to_primary=to_primary,
+        blocks_within_primary=counters.blocks_copied,
+        bytes_to_host=size(to_host),
+        bytes_to_primary=size(to_primary),
+        bytes_within_primary=size(counters.blocks_copied),
+    )

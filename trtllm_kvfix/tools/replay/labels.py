@@ -1,7 +1,7 @@
 """Names of tiers and policies in tables and pictures, so that readers can distinguish them."""
 
+from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind
-from trtllm_kvfix.words import number_of
 
 _TIERS = {
     HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",

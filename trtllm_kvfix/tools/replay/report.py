@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.replay.labels import pool_of, tier_of, to_host
 from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, Outcome, Report
-from trtllm_kvfix.words import form, number_of
 
 TO_HOST = "blocks to host"  # each tier has a word of its own for it
 Row = tuple[str, Callable[[Outcome], str]]

@@ -12,7 +12,7 @@ from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
 from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, CacheShape, Outcome
-from trtllm_kvfix.tools.replay.room import refused
+from trtllm_kvfix.tools.replay.reserved_blocks import refused
 from trtllm_kvfix.tools.replay.side_by_side import Run, SideBySide, usable_cores
 
 WORTH_A_PROCESS = 1000  # requests; a replay of fewer is over before a process has started

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
+from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
-from trtllm_kvfix.words import form, number_of
 
 __all__ = [
     "TOKENS_PER_HASH_ID",

@@ -6,11 +6,11 @@ from html import escape
 from itertools import groupby
 
 from trtllm_kvfix.pages import filled, paragraphs
+from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
 from trtllm_kvfix.tools.verify.report import complaints, conclusion, corrupt, notes, pending
 from trtllm_kvfix.tools.verify.report import facts as run_facts
 from trtllm_kvfix.tools.verify.timeline import common_scale, drawn, marks
-from trtllm_kvfix.words import form, number_of
 
 TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "wrong", Verdict.NOT_HELD: "doubt"}
 

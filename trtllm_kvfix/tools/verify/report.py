@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
-from trtllm_kvfix.words import number_of
 
 STYLES = {
     Verdict.PROVEN: "green",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.overlay.test_launch import executable, run
-from trtllm_kvfix.overlay import deaf
+from trtllm_kvfix.overlay import hook_loss
 
 PYTHON = sys.executable
-KEEPS = f"PYTHONPATH={deaf.BOOTSTRAP}:/x"
+KEEPS = f"PYTHONPATH={hook_loss.BOOTSTRAP}:/x"
 
 DEAF = [
     (["env", "PYTHONPATH=/x", "python", "a.py"], "`env PYTHONPATH=/x`"),
@@ -51,13 +51,13 @@ HEARING = [
 
 @pytest.mark.parametrize(("command", "what"), DEAF)
 def test_a_command_that_says_so_is_seen(command: list[str], what: str) -> None:
-    found = deaf.first_deaf([word.replace("\\n", "\n") for word in command])
+    found = hook_loss.first_deaf([word.replace("\\n", "\n") for word in command])
     assert found is not None and found.what == what
 
 
 @pytest.mark.parametrize("command", HEARING)
 def test_other_commands_are_let_through(command: list[str]) -> None:
-    assert deaf.first_deaf(command) is None
+    assert hook_loss.first_deaf(command) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_other_commands_are_let_through(command: list[str]) -> None:
     ],
 )
 def test_the_first_lines_of_a_script_say_so(tmp_path: Path, text: str, flag: str | None) -> None:
-    assert deaf.deaf_flag(deaf.interpreter_line(str(executable(tmp_path / "serve", text)))) == flag
+    assert hook_loss.deaf_flag(hook_loss.interpreter_line(str(executable(tmp_path / "serve", text)))) == flag
 
 
 @pytest.mark.parametrize(
@@ -120,5 +120,5 @@ def test_a_script_that_another_reads_or_calls_is_looked_at(
     executable(small / "env.sh", "#!/bin/bash\n./launch.sh\nexport PYTHONPATH=/x\n")  # in a circle
     executable(small / "launch.sh", f"#!/bin/bash\n{calls}\n")
     monkeypatch.chdir(small)
-    (found,) = deaf.doubts(how)
+    (found,) = hook_loss.doubts(how)
     assert found.startswith("./env.sh, line 3: `PYTHONPATH=/x` takes away")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.room import (
-    PART,
+from trtllm_kvfix.offload.room_for_loads import (
+    FUSE,
     V2_PLACE,
     Room,
     choosing_from_shown,
@@ -20,7 +20,8 @@ from trtllm_kvfix.offload.room import (
 from trtllm_kvfix.overlay.fix import Seam
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
 from trtllm_kvfix.overlay.upstream import SCHEDULER
-from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting
+from trtllm_kvfix.overlay.vote import Voting
+from trtllm_kvfix.ranks import Tag
 
 WINDOW = 64
 
@@ -70,8 +71,8 @@ def manager(free: int, *, loading: Iterable[int] = (), loaded: Iterable[int] = (
 
 
 def room_of(cache_manager: Any, comm: RankComm | None = None, patience_s: float = 30.0) -> Room:
-    fuse = Fuse(PART)
-    made = Room(fuse, Voting(fuse, TAG_ROOM, find=lambda: comm, patience_s=patience_s))
+    fuse = Fuse(FUSE)
+    made = Room(fuse, Voting(fuse, Tag.ROOM, find=lambda: comm, patience_s=patience_s))
     made.manager = cache_manager
     return made
 

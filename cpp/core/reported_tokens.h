@@ -11,9 +11,9 @@
 namespace kvfix {
 
 // Throws std::invalid_argument if the report contradicts what is known, or covers more than the sequence has.
-void check_told(const Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
-                std::optional<std::uint32_t> computed);
-void learn_told(Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
-                std::optional<std::uint32_t> computed);
+void check_reported_tokens(const Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
+                           std::optional<std::uint32_t> computed);
+void learn_reported_tokens(Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
+                           std::optional<std::uint32_t> computed);
 
 }  // namespace kvfix

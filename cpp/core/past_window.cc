@@ -1,4 +1,4 @@
-#include "core/leave.h"
+#include "core/past_window.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 #include "core/hold.h"
 #include "core/store.h"
 
-namespace kvfix::leave {
+namespace kvfix::past_window {
 namespace {
 
 void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32_t position) {
@@ -45,7 +45,7 @@ std::uint32_t blocks_behind(const Window& window, std::uint32_t computed) {
 }
 
 // The next position to be computed is the first that is not; it and all behind it look back no further than the window.
-void windows(State& state, Sequence& sequence) {
+void let_go(State& state, Sequence& sequence) {
     for (Window& window : state.windows) {
         if (const std::uint32_t left = blocks_behind(window, sequence.computed); left != 0) {
             leave(state, window, sequence, left);
@@ -53,4 +53,4 @@ void windows(State& state, Sequence& sequence) {
     }
 }
 
-}  // namespace kvfix::leave
+}  // namespace kvfix::past_window

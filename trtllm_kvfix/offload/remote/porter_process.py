@@ -1,6 +1,7 @@
-"""The process that has the store's client: `python -m trtllm_kvfix.offload.remote.program SPEC`, started by `porter`.
+"""The process that has the store's client: `python -m trtllm_kvfix.offload.remote.porter_process SPEC`.
 
-It ends when the engine does, which closes its socket. An end is at once: the client's own may wait for peers.
+`porter_handle` starts it. It ends when the engine does, which closes its socket. An end is at once: the client's own
+may wait for peers.
 """
 
 import json
@@ -23,7 +24,7 @@ import numpy as np
 from trtllm_kvfix.log import described
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
-from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Spec, State
+from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec, StoreState
 from trtllm_kvfix.offload.remote.seals import Seals
 from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
 
@@ -41,7 +42,7 @@ NICER = 3
 SEALERS, SEALERS_NICER = 4, NICER + 1
 
 
-class Porter:
+class PorterProcess:
     def __init__(self, spec: Spec, connection: Connection, store: Store) -> None:
         self._spec, self._connection, self._store = spec, connection, store
         self._telling = threading.Lock()
@@ -81,10 +82,10 @@ class Porter:
         try:
             there = self._store.exist(names)
         except Exception as error:
-            self._tell(Answer(look.number, (), described(error)))
+            self._tell(Outcomes(look.number, (), described(error)))
             return
         found = (all(there[at : at + ranks]) for at in range(0, len(there), ranks))
-        self._tell(Answer(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
+        self._tell(Outcomes(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
 
     def _seal(self, put: Put, part: slice) -> None:
         self._seals.write(put.keys[part], put.slots[part])
@@ -114,7 +115,7 @@ class Porter:
         first, step = self._pool.ctypes.data, self._spec.slot_bytes
         return [first + slot * step for slot in slots]
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: Outcomes) -> None:
         with self._telling, suppress(OSError):
             self._connection.send(answer)
 
@@ -122,7 +123,7 @@ class Porter:
 class Job:
     """Blocks of one message; the last of them answers."""
 
-    def __init__(self, number: int, blocks: int, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, number: int, blocks: int, tell: Callable[[Outcomes], None]) -> None:
         self._number, self._tell = number, tell
         self._lock = threading.Lock()  # guards what follows
         self._outcomes = [Outcome.FAILED] * blocks
@@ -143,7 +144,7 @@ class Job:
             self._left -= part.stop - part.start
             is_last = not self._left
         if is_last:
-            self._tell(Answer(self._number, tuple(self._outcomes), self._error, monotonic() - self._since))
+            self._tell(Outcomes(self._number, tuple(self._outcomes), self._error, monotonic() - self._since))
 
 
 def slices(begin: int, end: int, size: int) -> list[slice]:
@@ -175,15 +176,15 @@ def main(spec: Spec) -> None:
             master=spec.master, protocol=spec.protocol, host=host, segment_bytes=spec.segment_bytes
         )  # fmt: skip
         if spec.pool < 0:
-            connection.send(State(True, host))
+            connection.send(StoreState(True, host))
             with suppress(EOFError, OSError):
                 connection.recv()
             return
-        porter = Porter(spec, connection, store)
+        porter = PorterProcess(spec, connection, store)
     except Exception as error:
-        connection.send(State(False, described(error)))
+        connection.send(StoreState(False, described(error)))
         return
-    connection.send(State(True, host))
+    connection.send(StoreState(True, host))
     porter.run()
 
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from time import monotonic
 
 from trtllm_kvfix.log import offload_log as log
-from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Reply, Spec, State
+from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Reply, Spec, StoreState
 from trtllm_kvfix.settings import environment
 
 PAUSE_S_MAX = 60.0
@@ -27,7 +27,7 @@ QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
 LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
 
 
-class Porter:
+class PorterHandle:
     """Any thread may call it; none waits, save for `look` within its bound and `close`."""
 
     def __init__(self, spec: Spec, timeout_s: float) -> None:
@@ -35,8 +35,8 @@ class Porter:
         self._lock = threading.Lock()  # guards what follows
         self._looks_numbered = count(-1, -1)  # puts and gets have the numbers of their jobs
         self._asked: dict[int, tuple[Message, float]] = {}  # -> since when
-        self._answered: deque[tuple[Message, Answer]] = deque()  # puts and gets
-        self._looks: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._answered: deque[tuple[Message, Outcomes]] = deque()  # puts and gets
+        self._looks: dict[int, queue.SimpleQueue[Outcomes]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.is_up = False
@@ -55,7 +55,7 @@ class Porter:
 
     def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
         """Ask which blocks all ranks have. None if no answer comes in time."""
-        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Outcomes] = queue.SimpleQueue()
         with self._lock:
             number = next(self._looks_numbered)
             self._looks[number] = answers
@@ -86,7 +86,7 @@ class Porter:
         if is_late and process is not None:
             process.kill()
 
-    def take_answered(self) -> list[tuple[Message, Answer]]:
+    def take_answered(self) -> list[tuple[Message, Outcomes]]:
         """Return the messages that have been answered or never will be. Nobody uses their slots any more."""
         return [self._answered.popleft() for _ in range(len(self._answered))]
 
@@ -150,13 +150,13 @@ class Porter:
         environ = QUIET | environment() | {"PYTHONPATH": paths}
         with theirs:
             return subprocess.Popen(
-                [sys.executable, "-m", "trtllm_kvfix.offload.remote.program", spec], stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "trtllm_kvfix.offload.remote.porter_process", spec], stdin=subprocess.DEVNULL,
                 pass_fds=[fd for fd in (theirs.fileno(), self._spec.pool) if fd >= 0],
                 env=environ, stderr=None if LOUD in environ else subprocess.DEVNULL,
             )  # fmt: skip
 
     def _hear(self, reply: Reply, process: "subprocess.Popen[bytes]") -> None:
-        if isinstance(reply, State):
+        if isinstance(reply, StoreState):
             self._note(reply)
             return
         with self._lock:
@@ -170,7 +170,7 @@ class Porter:
             elif message is not None and not isinstance(message, Look):
                 self._answered.append((message, reply))
 
-    def _note(self, state: State) -> None:
+    def _note(self, state: StoreState) -> None:
         with self._lock:
             is_new = (self.is_up, self.text) != state
             self.is_up, self.text = state
@@ -186,7 +186,7 @@ class Porter:
             if self.is_up:
                 self.is_up, self.text = False, "the process that has the store's client has ended"
             for message, _ in asked.values():
-                answer = Answer(message.number, (), self.text)
+                answer = Outcomes(message.number, (), self.text)
                 if not isinstance(message, Look):
                     self._answered.append((message, answer))
                 elif message.number in self._looks:

@@ -1,4 +1,4 @@
-#include "core/told.h"
+#include "core/reported_tokens.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -40,16 +40,16 @@ void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> token
 
 }  // namespace
 
-void check_told(const Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
-                std::optional<std::uint32_t> computed) {
+void check_reported_tokens(const Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
+                           std::optional<std::uint32_t> computed) {
     grow::check_computed(sequence, computed.value_or(0));
     if (tokens) {
         check_whole_tokens(sequence, *tokens);
     }
 }
 
-void learn_told(Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
-                std::optional<std::uint32_t> computed) {
+void learn_reported_tokens(Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
+                           std::optional<std::uint32_t> computed) {
     if (tokens && tokens->size() > sequence.known()) {
         sequence.learn(tokens->subspan(sequence.known()));
     }

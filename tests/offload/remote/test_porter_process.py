@@ -15,8 +15,8 @@ import pytest
 
 from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote import program, seals
-from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Spec
+from trtllm_kvfix.offload.remote import porter_process, seals
+from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec
 
 BLOCK_BYTES, SLOT_BYTES, SLOTS = 4096, 4096 + 64, 8
 KEYS = tuple(bytes([number]) * 32 for number in range(4))
@@ -71,7 +71,7 @@ class Bench:
         ours, theirs = socket.socketpair()
         self._connection, connection = Connection(ours.detach()), Connection(theirs.detach())
         spec = Spec(-1, pool, BLOCK_BYTES, SLOT_BYTES, SLOTS, 0, 1, "", "tcp", None, 0)
-        porter = program.Porter(spec, connection, self.store)
+        porter = porter_process.PorterProcess(spec, connection, self.store)
         os.close(pool)
         self._thread = threading.Thread(target=porter.run)
         self._thread.start()
@@ -81,9 +81,9 @@ class Bench:
         assert not answer.error
         return answer.outcomes
 
-    def reply(self, message: Message) -> Answer:
+    def reply(self, message: Message) -> Outcomes:
         self._connection.send(message)
-        answer: Answer = self._connection.recv()
+        answer: Outcomes = self._connection.recv()
         return answer
 
     def close(self) -> None:
@@ -105,12 +105,12 @@ def test_blocks_come_back_as_they_were_put(bench: Bench) -> None:
     assert np.array_equal(bench.slots[list(HERE)], bench.slots[list(THERE)])
 
 
-@pytest.mark.parametrize("at_once", [program.BATCH_BLOCKS_MAX, 4, 2, 1])
+@pytest.mark.parametrize("at_once", [porter_process.BATCH_BLOCKS_MAX, 4, 2, 1])
 def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """This holds for any number of blocks in a call, and of threads that check it."""
-    monkeypatch.setattr(program, "BATCH_BLOCKS_MAX", at_once)
+    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", at_once)
     bench.answer(Put(1, KEYS, HERE))
     first, second, third, fourth = bench.store.objects
     for at in (0, BLOCK_BYTES - 1, BLOCK_BYTES, -1):  # the block and what seals it
@@ -127,7 +127,7 @@ def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missin
 
 def test_a_call_that_fails_fails_its_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other calls go well."""
-    monkeypatch.setattr(program, "BATCH_BLOCKS_MAX", 1)
+    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", 1)
     bench.answer(Put(1, KEYS, HERE))
     bench.store.fails_for = {next(iter(bench.store.objects))}
     assert bench.reply(Get(2, KEYS, THERE)).error == "OSError: gone"
@@ -148,7 +148,7 @@ def test_threads_that_wait_for_the_store_in_a_loop_give_way_to_others_and_checks
     monkeypatch.setattr(seals, "crc32c", noted)
     for message in (Put(1, KEYS, HERE), Look(2, KEYS), Get(3, KEYS, THERE)):
         bench.answer(message)
-    nicer, nicest = (min(usual + more, NICE_MAX) for more in (program.NICER, program.SEALERS_NICER))
+    nicer, nicest = (min(usual + more, NICE_MAX) for more in (porter_process.NICER, porter_process.SEALERS_NICER))
     assert bench.store.nice == {"put": nicer, "exist": usual, "get": nicer}
     assert sealing == {nicest} and (nicest > nicer or nicer == NICE_MAX)
     assert os.getpriority(os.PRIO_PROCESS, 0) == usual
@@ -156,7 +156,7 @@ def test_threads_that_wait_for_the_store_in_a_loop_give_way_to_others_and_checks
 
 def test_small_blocks_do_not_overflow_the_clients_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than one call may have."""
-    monkeypatch.setattr(program, "BATCH_BLOCKS_MAX", 3)
+    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", 3)
     assert bench.answer(Put(1, KEYS, HERE)) == WHOLE
     assert bench.answer(Get(2, KEYS, THERE)) == WHOLE
     assert bench.store.calls == [("put", 3), ("put", 1), ("get", 3), ("get", 1)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtllm_kvfix.words import form, number_of
+from trtllm_kvfix.plurals import form, number_of
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 races"), (1, "1 race"), (2, "2 races"), (2000, "2,000 races")])
