@@ -87,11 +87,6 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def silence(ranks: Sequence[int], duty: str, patience_s: float) -> str:
-    """What is said of ranks whose time is over. `duty`: what they did not do, such as "did not report"."""
-    return f"{named(ranks)} {duty} within {patience_s:g} s"
-
-
 class Patience:
     """So many seconds from now, for one message or for all that are awaited."""
 
@@ -107,7 +102,7 @@ class Patience:
 class Channel:
     """Messages of one kind. Those of one rank come in the order in which it sent them.
 
-    `duty`: what a rank that stays silent did not do.
+    `duty`: what is said of a rank that stays silent, such as "did not report".
     """
 
     def __init__(self, comm: Communicator, tag: Tag, duty: str) -> None:
@@ -139,7 +134,7 @@ class Channel:
         while not self._comm.Iprobe(source=rank, tag=self._tag):
             now_s = patience.waited_s
             if now_s > patience.patience_s:
-                raise RankSilent(silence([rank], self._duty, patience.patience_s))
+                raise RankSilent(f"rank {rank} {self._duty} within {patience.patience_s:g} s")
             time.sleep(min(max((now_s - begin_s) / PAUSES_PER_WAIT, PAUSE_MIN_S), PAUSE_MAX_S))
 
     def receive(self, rank: int, patience: Patience) -> Any:

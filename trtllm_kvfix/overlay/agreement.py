@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.overlay.attest import differences, live
-from trtllm_kvfix.ranks import Channel, Communicator, Patience, RanksDiffer, RankSilent, Tag, named, silence
-
-DUTY = "did not report which fixes run there"
+from trtllm_kvfix.ranks import Channel, Communicator, Patience, RanksDiffer, RankSilent, Tag, named
 
 
 def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: float) -> None:
     """Rank 0 collects, compares and answers every rank that has reported; each raises RanksDiffer or none does."""
-    attestations = Channel(comm, Tag.ATTESTATION, DUTY)
+    attestations = Channel(comm, Tag.ATTESTATION, "did not report")
     verdicts = Channel(comm, Tag.VERDICT, "gave no verdict on the fixes")
     if comm.Get_rank() != 0:
         attestations.send(0, dict(ours))
@@ -71,7 +69,8 @@ def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: 
     missing = [rank for rank in range(size) if rank not in collected]
     if missing:
         parts.append(
-            f"{silence(missing, DUTY, timeout_s)}; the hook is not active there, or the engine never came to its start"
+            f"{named(missing)} did not report which fixes run there within {timeout_s:g} s; the hook is not active "
+            "there, or the engine never came to its start"
         )
     parts += [f"rank {rank}: {theirs['refusal']}" for rank, theirs in sorted(collected.items()) if theirs["refusal"]]
     by_difference: dict[tuple[str, ...], list[int]] = {}
