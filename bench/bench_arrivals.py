@@ -17,7 +17,8 @@ from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 VARIANT = "B"
 SIZES = ((8, 64), (64, 64), (8, 512), (64, 512))  # prompts, blocks of each
@@ -68,7 +69,7 @@ class Arrivals:
 def compared_arms(case: Arrivals, rounds: int) -> Iterator[Row]:
     kind, fuse = type(case.server.executor.resource_manager), Fuse("batched-admission")
     original: Callable[..., Any] = kind.prepare_resources
-    ordered = Admission(fuse, Votings(lambda: Voting(fuse, TAG_ADMISSION))).ordered(original)
+    ordered = Admission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION))).ordered(original)
 
     def with_method(method: Callable[..., Any]) -> Call:
         def switch_and_admit() -> None:

@@ -33,7 +33,8 @@ from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, WayBack
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, TAG_BUDGET, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 SIZES = ((8, 64), (64, 256), (256, 256), (256, 1024))
 QUICK = ((8, 64), (64, 256))
@@ -149,8 +150,8 @@ def preparing(case: Case, rounds: int) -> Iterator[Row]:
     batch: Any = import_module("tensorrt_llm._torch.pyexecutor.scheduler").ScheduledRequests()
     batch.generation_requests = case.requests
     budget, order, turns = Fuse("token-budget"), Fuse("batched-admission"), Turns()
-    keeper = BudgetKeeper(budget, Votings(lambda: Voting(budget, TAG_BUDGET)), lambda _impl: True)
-    admission = Admission(order, Votings(lambda: Voting(order, TAG_ADMISSION)))
+    keeper = BudgetKeeper(budget, Votings(lambda: Voting(budget, Tag.BUDGET)), lambda _impl: True)
+    admission = Admission(order, Votings(lambda: Voting(order, Tag.ADMISSION)))
     keeper.learning(lambda _executor: None)(executor)
     replaced = {
         (type(resources), "prepare_resources"): lambda original: keeper.fitting(admission.ordered(original)),

@@ -18,7 +18,7 @@ from trtllm_kvfix import native
 from trtllm_kvfix.managers import retention
 from trtllm_kvfix.managers.capacity import scheduler_for
 from trtllm_kvfix.managers.events import EventManager
-from trtllm_kvfix.overlay.agreement import RanksDiffer
+from trtllm_kvfix.ranks import RanksDiffer
 from trtllm_kvfix.staging import on_stream
 
 

@@ -17,7 +17,7 @@ from tests.offload.executor import own_pool
 from tests.offload.rank_checks import CHECKS
 from tests.offload.rank_scenarios import SCENARIOS, Here, bench_of, conversation
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.offload.ranks import MpiRanks, ranks_here
+from trtllm_kvfix.ranks import MpiRanks, ranks_here
 
 
 def report(here: Here) -> None:

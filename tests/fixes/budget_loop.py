@@ -9,7 +9,8 @@ from typing import Any
 from tests.fixes.doubles import TOKENS_PER_BLOCK, Request
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 
 class Kind(Enum):
@@ -175,7 +176,7 @@ class Loop:
         fuse: Fuse | None = None,
     ) -> None:
         fuse = Fuse("token-budget") if fuse is None else fuse
-        votings = Votings(lambda: Voting(fuse, TAG_BUDGET, find=lambda: comm))
+        votings = Votings(lambda: Voting(fuse, Tag.BUDGET, find=lambda: comm))
         keeper = BudgetKeeper(fuse, votings, lambda _impl: safe)
         self.fuse = fuse
         self.main, self.draft = mended(keeper, KvManager)(connector, reuse), mended(keeper, HybridManager)()

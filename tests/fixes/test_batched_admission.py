@@ -15,7 +15,8 @@ from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 
 class Bound:
@@ -79,7 +80,7 @@ class Admitting:
 
     def __init__(self, fuse: Fuse, manager: Any) -> None:
         self.resource_manager = ResourceManager({"KV_CACHE_MANAGER": manager})
-        self.admission = Admission(fuse, Votings(lambda: Voting(fuse, TAG_ADMISSION, find=lambda: None)))
+        self.admission = Admission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION, find=lambda: None)))
 
     def admit(self, batch: Any, found: Found = lambda _: 0) -> list[int]:
         seen: list[int] = []

@@ -12,9 +12,9 @@ from tests.fixes.doubles import PlainBatch, SplitBatch, context
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.fixes.test_batched_admission import Admitting, Counting, Manager
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.overlay.agreement import Communicator
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, TAG_BUDGET, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Communicator, Tag
 
 STEPS = 7
 FIXES = "trtllm_kvfix.fixes"
@@ -91,7 +91,7 @@ def admission_steps(rank: int, comm: RankComm) -> Any:
     manager = Manager(Counting())
     manager.mapping = Mapping(2)  # type: ignore[assignment]  # the class has none
     admitting = Admitting(fuse, manager)
-    admitting.admission = Admission(fuse, Votings(lambda: Voting(fuse, TAG_ADMISSION, find=lambda: comm)))
+    admitting.admission = Admission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION, find=lambda: comm)))
     seen = []
     for _ in range(STEPS):
         batch = SplitBatch([context(1, 64), context(2, 32)], [])
@@ -114,7 +114,7 @@ def test_both_ranks_admit_in_the_same_order(monkeypatch: pytest.MonkeyPatch, pla
 
 
 def voting(comm: RankComm, **more: Any) -> Voting:
-    made = Voting(Fuse("token-budget"), TAG_BUDGET, find=lambda: comm, **more)
+    made = Voting(Fuse("token-budget"), Tag.BUDGET, find=lambda: comm, **more)
     assert made.may_change(Mapping(comm.Get_size()))
     made.begin()
     return made
@@ -205,7 +205,7 @@ def test_a_rank_that_cannot_read_its_limits_stops_the_others_too(monkeypatch: py
 )
 def test_who_may_change_a_batch_and_who_has_to_ask(mapping: Any, ranks: int, may: bool, votes: bool) -> None:
     comm = Between(ranks).of(0) if ranks > 1 else None
-    ours = Voting(Fuse("token-budget"), TAG_BUDGET, find=lambda: comm, patience_s=0)
+    ours = Voting(Fuse("token-budget"), Tag.BUDGET, find=lambda: comm, patience_s=0)
     assert ours.may_change(mapping) is may
     if may:
         assert ours.agree("alone") is not votes
@@ -218,7 +218,7 @@ class Engine:
 def test_an_engine_that_is_alone_does_not_end_the_votes_of_another() -> None:
     """One vote of both took the ranks from whichever engine had asked last, and changed batches unasked."""
     comm = Between(2).of(0)
-    votings = Votings(lambda: Voting(Fuse("token-budget"), TAG_BUDGET, find=lambda: comm, patience_s=0))
+    votings = Votings(lambda: Voting(Fuse("token-budget"), Tag.BUDGET, find=lambda: comm, patience_s=0))
     sharing, alone = Engine(), Engine()
     assert votings.may_change(sharing, Mapping(2))
     assert votings.may_change(alone, Mapping(2, enable_attention_dp=True))
@@ -228,7 +228,7 @@ def test_an_engine_that_is_alone_does_not_end_the_votes_of_another() -> None:
 
 def test_two_engines_that_share_the_same_ranks_leave_their_batches_alone() -> None:
     between, fuse = Between(2), Fuse("token-budget")
-    votings = Votings(lambda: Voting(fuse, TAG_BUDGET, find=lambda: between.of(0)))
+    votings = Votings(lambda: Voting(fuse, Tag.BUDGET, find=lambda: between.of(0)))
     first, second = Engine(), Engine()
     assert votings.may_change(first, Mapping(2))
     assert not votings.may_change(second, Mapping(2))
@@ -237,7 +237,7 @@ def test_two_engines_that_share_the_same_ranks_leave_their_batches_alone() -> No
 
 def test_an_engine_that_is_gone_counts_no_more() -> None:
     fuse = Fuse("token-budget")
-    votings = Votings(lambda: Voting(fuse, TAG_BUDGET, find=lambda: Between(2).of(0)))
+    votings = Votings(lambda: Voting(fuse, Tag.BUDGET, find=lambda: Between(2).of(0)))
     for _ in range(3):
         engine = Engine()
         assert votings.may_change(engine, Mapping(2))

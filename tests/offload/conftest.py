@@ -9,8 +9,8 @@ import pytest
 
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
-from trtllm_kvfix.offload.ranks import Ranks
 from trtllm_kvfix.offload.recompute import asking_the_worker
+from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.staging.place import on_stream
 
 from .ends import wait_for_transfers

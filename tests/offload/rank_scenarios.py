@@ -14,7 +14,7 @@ import pytest
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.ranks import Ranks
 
 from .conftest import BLOCK_BYTES, Bench, serve_alone
 from .executor import BLOCK_WORDS, MakePool, own_pool

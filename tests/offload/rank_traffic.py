@@ -4,7 +4,7 @@ from collections.abc import Collection
 from zlib import crc32
 
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.ranks import Ranks
 
 from .conftest import Bench
 from .faults import Enqueue, heal, replace_enqueue, transfers_of

@@ -12,8 +12,8 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
 from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.ranks import OneRank
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import OneRank
 
 from .conftest import MakeBench, llm_args
 

@@ -8,9 +8,9 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.layout import LayoutMismatch
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.ranks import OneRank, agreed_seed
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import OneRank, agreed_seed
 
 from .rank_threads import RANKS, WORDS, Rank, errors_of_all, on_all, started
 

@@ -20,7 +20,8 @@ from trtllm_kvfix.offload.room_for_loads import (
 from trtllm_kvfix.overlay.fix import Seam
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
 from trtllm_kvfix.overlay.upstream import SCHEDULER
-from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting
+from trtllm_kvfix.overlay.vote import Voting
+from trtllm_kvfix.ranks import Tag
 
 WINDOW = 64
 
@@ -71,7 +72,7 @@ def manager(free: int, *, loading: Iterable[int] = (), loaded: Iterable[int] = (
 
 def room_of(cache_manager: Any, comm: RankComm | None = None, patience_s: float = 30.0) -> Room:
     fuse = Fuse(PART)
-    made = Room(fuse, Voting(fuse, TAG_ROOM, find=lambda: comm, patience_s=patience_s))
+    made = Room(fuse, Voting(fuse, Tag.ROOM, find=lambda: comm, patience_s=patience_s))
     made.manager = cache_manager
     return made
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload.plan import Ended
-from trtllm_kvfix.offload.ranks import Told
+from trtllm_kvfix.ranks import PartResult
 
 from .conftest import BLOCK_BYTES, Bench
 from .contents import values
@@ -52,13 +52,13 @@ class Follower:
         self._ended: list[Ended] = []
 
     def gather(self, value: Any) -> list[Any]:
-        if not (isinstance(value, Told) and isinstance(value.value, list)):
+        if not (isinstance(value, PartResult) and isinstance(value.value, list)):
             return [value, value]
         self._ended += value.value
         if self.is_late:
-            return [value, Told([])]
+            return [value, PartResult([])]
         ended, self._ended = self._ended, []
-        return [value, Told(ended)]
+        return [value, PartResult(ended)]
 
 
 class ConnectorMachine(RuleBasedStateMachine):

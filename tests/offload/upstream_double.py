@@ -6,7 +6,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from trtllm_kvfix.offload.ranks import OneRank, Ranks
+from trtllm_kvfix.ranks import OneRank, Ranks
 
 
 class State(Enum):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.overlay.entries import SEAM, attestation, entry
+from trtllm_kvfix import ranks
 from trtllm_kvfix.overlay import agreement, attest
-from trtllm_kvfix.overlay.agreement import RanksDiffer
+from trtllm_kvfix.ranks import RanksDiffer, Tag
 from trtllm_kvfix.runtime_files import process_start
 
 TIMEOUT_S = 30.0
@@ -27,7 +28,7 @@ class World:
             (receiver, sender, tag): queue.Queue()
             for receiver in range(size)
             for sender in range(size)
-            for tag in (agreement.TAG_ATTESTATION, agreement.TAG_VERDICT)
+            for tag in (Tag.ATTESTATION, Tag.VERDICT)
         }
 
 
@@ -102,7 +103,7 @@ def test_what_keeps_one_rank_from_starting_is_every_ranks_answer() -> None:
 def test_rank_without_the_hook_is_named_and_nobody_hangs() -> None:
     """One rank after the other, so that none is late: what another one sent waits in the mailbox."""
     world = World(3)
-    Rank(world, 2).send(entry(2, 3), dest=0, tag=agreement.TAG_ATTESTATION)
+    Rank(world, 2).send(entry(2, 3), dest=0, tag=Tag.ATTESTATION)
     for rank in (0, 2):
         with pytest.raises(RanksDiffer, match=r"^rank 1 did not report .* within 0\.01 s; the hook is not active"):
             agreement.agree_by_messages(Rank(world, rank), entry(rank, 3), SHORT_S)
@@ -142,5 +143,5 @@ def test_other_engines_and_processes_without_one_are_not_compared(tmp_path: Path
 
 
 def test_without_mpi_there_is_one_rank() -> None:
-    assert agreement.communicator() is None
-    assert agreement.rank_and_size() == (0, 1)
+    assert ranks.communicator() is None
+    assert ranks.rank_and_size() == (0, 1)

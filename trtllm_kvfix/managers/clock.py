@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable
 
 from trtllm_kvfix.log import log
-from trtllm_kvfix.managers.ranks import PATIENCE_S, Word, heard
 from trtllm_kvfix.native import BlockManager
-from trtllm_kvfix.overlay.agreement import Communicator, communicator
+from trtllm_kvfix.ranks import PATIENCE_S, Channel, Communicator, Patience, RankSilent, Tag, communicator
 
-TAG = 27531
 EVERY = 16  # iterations
 
 
@@ -53,22 +51,27 @@ class Clock:
         comm = self._find()
         if comm is None:
             self._core.advance_time(self._milliseconds())
-        elif comm.Get_rank() == 0:
-            self._say(comm)
+            return
+        channel = Channel(comm, Tag.TIME, "did not send its time")
+        if comm.Get_rank() == 0:
+            self._say(channel)
         elif self._iteration > self._every:
-            word = heard(comm, 0, TAG, (self._serial, self._iteration - self._every), self._patience_s)
-            if word is None:
-                log.warning("rank 0 did not send its time within %g s", self._patience_s)
-            else:
-                self._core.advance_time(word[2])
+            self._hear(channel)
 
-    def _say(self, comm: Communicator) -> None:
+    def _hear(self, channel: Channel) -> None:
+        point = (self._serial, self._iteration - self._every)
+        try:
+            _, _, milliseconds = channel.receive_since(0, point, Patience(self._patience_s))
+        except RankSilent as error:
+            log.warning("%s", error)
+        else:
+            self._core.advance_time(milliseconds)
+
+    def _say(self, channel: Channel) -> None:
         if self._said is not None:
             self._core.advance_time(self._said)
         self._said = self._milliseconds()
-        word: Word = (self._serial, self._iteration, self._said)
-        for rank in range(1, comm.Get_size()):
-            comm.send(word, dest=rank, tag=TAG)
+        channel.send_to_others((self._serial, self._iteration, self._said))
 
     def _milliseconds(self) -> int:
         return int((self._now() - self._begin) * 1000)

@@ -14,6 +14,7 @@ from trtllm_kvfix.managers import tensors
 from trtllm_kvfix.managers.asked import Asked
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.clock import Clock
+from trtllm_kvfix.managers.comparison import Comparison, next_serial
 from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.held import Held
 from trtllm_kvfix.managers.keywords import layout_of
@@ -22,9 +23,8 @@ from trtllm_kvfix.managers.locks import answering, locked
 from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.named import Named
 from trtllm_kvfix.managers.questions import Questions
-from trtllm_kvfix.managers.ranks import Comparison, next_serial
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
-from trtllm_kvfix.offload.ranks import Ranks, agreed_seed, ranks_here
+from trtllm_kvfix.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
 

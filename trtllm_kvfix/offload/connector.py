@@ -31,7 +31,6 @@ from trtllm_kvfix.offload.layer_groups import (
 )
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
-from trtllm_kvfix.offload.ranks import OneRank, ranks_here
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
@@ -47,6 +46,7 @@ from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import parts
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.ranks import OneRank, ranks_here
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
 

@@ -7,8 +7,8 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import Device, DeviceError, HostPool
 from trtllm_kvfix.offload.limits import memory_lock_shortage, require_room, text_of
-from trtllm_kvfix.offload.ranks import Ranks, together
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import Ranks, together
 from trtllm_kvfix.sizes import bytes_text
 
 SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.ranks import OneRank
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import OneRank
 
 WAIT_S_MAX = 30.0
 POLL_S = 1e-4

@@ -29,7 +29,8 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
-from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting, mapping_of
+from trtllm_kvfix.overlay.vote import Voting, mapping_of
+from trtllm_kvfix.ranks import Tag
 
 PART = "offload-room"
 PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
@@ -135,7 +136,7 @@ _rooms: Living[Room] = Living()
 def room_here() -> Room:
     """The room of this process, which shares batches with the other ranks."""
     fuse_of_part = fuse.of(PART)
-    return Room(fuse_of_part, Voting(fuse_of_part, TAG_ROOM))
+    return Room(fuse_of_part, Voting(fuse_of_part, Tag.ROOM))
 
 
 def replacements() -> list[Replacement]:

@@ -16,11 +16,11 @@ from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
-from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload.weights import OUTDATED, Weights, watch
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import Ranks, agreed, together
 
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
 

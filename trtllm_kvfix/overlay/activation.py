@@ -14,11 +14,11 @@ from trtllm_kvfix.forks import ForkedLock
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import log
 from trtllm_kvfix.overlay import attest, child_environment, fuse, import_hook, parts, reach
-from trtllm_kvfix.overlay.agreement import rank_and_size
 from trtllm_kvfix.overlay.fix import Fix, Replacement
 from trtllm_kvfix.overlay.recheck import Recheck
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream, executed, is_importing
+from trtllm_kvfix.ranks import rank_and_size
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.settings import Settings
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix import runtime_files
+from trtllm_kvfix import ranks, runtime_files
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import flight
@@ -75,12 +75,12 @@ def _keep_flight_record(active: "Activation") -> None:
         runtime_files.forget_at_exit(runtime_files.Owner.ours().file(folder, flight.SUFFIX))
     except (OSError, KvfixError) as error:
         log.warning("no flight record is kept: %s", error)
-    flight.note(flight.STARTED, *agreement.rank_and_size())
+    flight.note(flight.STARTED, *ranks.rank_and_size())
 
 
 def _compare(active: "Activation", mine: attest.Attestation) -> None:
     """Compare with the other ranks. Over MPI, a file that cannot be written matters to `status` alone."""
-    comm = agreement.communicator()
+    comm = ranks.communicator()
     folder = folder_of(active.settings)
     try:
         active.publish(mine)
@@ -99,7 +99,7 @@ def _served_metrics(active: "Activation") -> str:
     if active.settings.metrics_port is None:
         return ""
     try:
-        _serve_metrics(active, active.settings.metrics_port, agreement.rank_and_size()[0])
+        _serve_metrics(active, active.settings.metrics_port, ranks.rank_and_size()[0])
     except SettingsError as error:
         return str(error)
     return ""

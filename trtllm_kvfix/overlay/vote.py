@@ -9,26 +9,17 @@ without a change sends nothing.
 A rank that fails, or loses, three times in a row stands down and informs the others. From then on it counts as an
 abstention, so every later vote is lost, and a rank that loses one for this reason stands down with it. So all ranks
 stand down at the same step, after which no change is kept anywhere.
-
-Messages go from rank to rank with tags of our own; a collective call could meet one of upstream's.
 """
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from trtllm_kvfix.log import log
-from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, communicator
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
-
-TAG_ADMISSION = 27520
-TAG_BUDGET = 27521
-TAG_ROOM = 27522
-# Ranks of one batch meet in every layer of a step, so one that is this late for a vote does not come at all.
-PATIENCE_S = 30.0
+from trtllm_kvfix.ranks import PATIENCE_S, Channel, Communicator, Patience, RankSilent, Tag, communicator
 
 PROPOSES, ABSTAINS, STANDS_DOWN = "proposes", "abstains", "stands down"
 Message = tuple[str, int, str]  # one of the words above, the step, the digest of what is proposed
@@ -51,7 +42,7 @@ class Voting:
     def __init__(
         self,
         fuse: Fuse,
-        tag: int,
+        tag: Tag,
         *,
         find: Callable[[], Communicator | None] = communicator,
         patience_s: float = PATIENCE_S,
@@ -95,7 +86,7 @@ class Voting:
             return True
         try:
             comm = self._find()
-            return comm is not None and self._ask(comm, change)
+            return comm is not None and self._ask(self._channel(comm), change)
         except Exception as error:
             self._fuse.fault(error)
             self.stand_down("the ranks cannot be asked")
@@ -114,11 +105,14 @@ class Voting:
             self._say_if_possible(STANDS_DOWN)
         self._fuse.blow(why)
 
-    def _ask(self, comm: Communicator, change: object) -> bool:
+    def _channel(self, comm: Communicator) -> Channel:
+        return Channel(comm, self._tag, "has not answered")
+
+    def _ask(self, channel: Channel, change: object) -> bool:
         mine = hashlib.sha256(repr(change).encode()).hexdigest()[:16]
-        deadline = time.monotonic() + self._patience_s
-        self._say(comm, PROPOSES, mine)
-        votes = {rank: self._vote_of(comm, rank, deadline) for rank in _others(comm)}
+        patience = Patience(self._patience_s)
+        self._say(channel, PROPOSES, mine)
+        votes = {rank: self._vote_of(channel, rank, patience) for rank in channel.others}
         if all(vote == (PROPOSES, mine) for vote in votes.values()):
             self._lost_in_a_row = 0
             return True
@@ -145,41 +139,34 @@ class Voting:
         try:
             comm = self._find()
             if comm is not None:
-                self._say(comm, word, "")
+                self._say(self._channel(comm), word, "")
         except Exception as error:
             self._fuse.fault(error)
 
-    def _say(self, comm: Communicator, word: str, digest: str) -> None:
-        for rank in _others(comm):
-            comm.send((word, self._step, digest), dest=rank, tag=self._tag)
+    def _say(self, channel: Channel, word: str, digest: str) -> None:
+        channel.send_to_others((word, self._step, digest))
 
-    def _vote_of(self, comm: Communicator, rank: int, deadline: float) -> tuple[str, str]:
+    def _vote_of(self, channel: Channel, rank: int, patience: Patience) -> tuple[str, str]:
         """The rank's last message for this step, or an empty one after a while. Standing down counts for all later
         steps."""
         while True:
-            heard = self._hear(comm, rank)
+            heard = self._hear(channel, rank)
             if heard:
                 word, _, digest = heard[-1]
                 return word, digest
-            if not self._arrives(comm, rank, deadline):
-                log.error("%s: rank %d has not answered for %g s", self._fuse.fix_id, rank, self._patience_s)
+            try:
+                channel.wait(rank, patience)
+            except RankSilent as error:
+                log.error("%s: %s", self._fuse.fix_id, error)
                 return "", ""
 
-    def _hear(self, comm: Communicator, rank: int) -> list[Message]:
+    def _hear(self, channel: Channel, rank: int) -> list[Message]:
         """The message for this step, out of all that have come. A rank may be ahead: messages for later steps are kept,
         and those for earlier steps are dropped."""
         box = self._heard.setdefault(rank, [])
-        while comm.Iprobe(source=rank, tag=self._tag):
-            box.append(comm.recv(source=rank, tag=self._tag))
+        box += channel.arrived(rank)
         box[:] = [said for said in box if said[1] >= self._step or said[0] == STANDS_DOWN]
         return [said for said in box if said[1] <= self._step]
-
-    def _arrives(self, comm: Communicator, rank: int, deadline: float) -> bool:
-        while not comm.Iprobe(source=rank, tag=self._tag):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S / 100)
-        return True
 
 
 class Votings:
@@ -211,10 +198,6 @@ class Votings:
             mine.stand_down("two engines of this process share batches with the same ranks")
             return False
         return True
-
-
-def _others(comm: Communicator) -> list[int]:
-    return [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
 
 
 def mapping_of(manager: Any) -> Mapping | None:

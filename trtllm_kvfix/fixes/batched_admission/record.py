@@ -13,7 +13,8 @@ from trtllm_kvfix.fixes.simulated_tensors import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -57,7 +58,7 @@ def _strange(up: Upstream) -> str:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    admission = Admission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), TAG_ADMISSION)))
+    admission = Admission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.ADMISSION)))
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
 
 
@@ -121,7 +122,7 @@ def self_test() -> None:
         admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
 
     trial = fuse.Fuse(ID)
-    admission = Admission(trial, Votings(lambda: Voting(trial, TAG_ADMISSION, find=lambda: None)))
+    admission = Admission(trial, Votings(lambda: Voting(trial, Tag.ADMISSION, find=lambda: None)))
     large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
     batch = _Batch([large, reusing])
     admission.ordered(as_upstream)(_Managers(), batch)

@@ -22,7 +22,8 @@ from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_to
 from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_BUDGET, Mapping, Voting, Votings, mapping_of
+from trtllm_kvfix.overlay.vote import Mapping, Voting, Votings, mapping_of
+from trtllm_kvfix.ranks import Tag
 
 # The memo below keeps what the KV-cache manager has for a request that is put off; the request keeps its slot.
 # These are given one with the first chunk each time that they see it.
@@ -254,7 +255,7 @@ class _Alone(Voting):
     """A vote of one: there are no other ranks to ask or to inform."""
 
     def __init__(self, fuse: Fuse) -> None:
-        super().__init__(fuse, TAG_BUDGET, find=lambda: None)
+        super().__init__(fuse, Tag.BUDGET, find=lambda: None)
 
     def may_change(self, mapping: Mapping | None) -> bool:  # noqa: ARG002  nothing is changed
         return True

@@ -14,7 +14,8 @@ from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper, ObservedBudg
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
-from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting, Votings
+from trtllm_kvfix.overlay.vote import Voting, Votings
+from trtllm_kvfix.ranks import Tag
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -57,7 +58,7 @@ def probe(up: Upstream) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    keeper = BudgetKeeper(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), TAG_BUDGET)), partial(holds_for, up))
+    keeper = BudgetKeeper(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.BUDGET)), partial(holds_for, up))
     made = [
         Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
         Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),

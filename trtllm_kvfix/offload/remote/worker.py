@@ -11,7 +11,6 @@ from trtllm_kvfix.offload.layout import Layout
 from trtllm_kvfix.offload.ledger import JobState, Record
 from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
-from trtllm_kvfix.offload.ranks import Ranks
 from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Put, Spec
 from trtllm_kvfix.offload.remote.model import layout_parts
@@ -19,6 +18,7 @@ from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
 from trtllm_kvfix.offload.remote.scheduler import PART
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.ranks import Ranks
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ENDS = ("missing", "full", "changed on its way", "failed")

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Step
-from trtllm_kvfix.offload.ranks import OneRank
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.ranks import OneRank
 from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, ControlKind, Lane, Side
 from trtllm_kvfix.tools.verify.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, BYTES, SHAPE, addresses
 

@@ -5,8 +5,8 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.managers.making import bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers.ranks import TAG, Comparison
-from trtllm_kvfix.overlay.agreement import RanksDiffer
+from trtllm_kvfix.managers.comparison import Comparison
+from trtllm_kvfix.ranks import RanksDiffer, Tag
 
 
 def manager() -> native.BlockManager:
@@ -48,7 +48,7 @@ def test_a_rank_that_says_nothing_ends_nobody(caplog: pytest.LogCaptureFixture) 
 
 def test_words_of_an_earlier_manager_are_dropped() -> None:
     def work(rank: int, comm: RankComm) -> str:
-        comm.send((0, 99, 1), dest=1 - rank, tag=TAG)
+        comm.send((0, 99, 1), dest=1 - rank, tag=Tag.BOOKS)
         return outcome(comm, differs=False)
 
     assert on_ranks(Between(2), work) == ["equal"] * 2
