@@ -15,7 +15,7 @@ FIX_IDS = (
     "nixl-listener",
 )
 
-# Those that refuse the choice `observe`, and why. Their records have no observers.
+# Those that refuse the choice `observe`, and why. Their records have no `counting_replacements`.
 BLIND = {
     "computed-blocks": "only changing what is stored shows whether a store is early",
     "concurrent-pins": "a fix knows which thread is inside the manager only while it makes the others wait",

@@ -1,4 +1,4 @@
-"""The overlay of this process: all fixes and all parts, and the calls that turn them on and off.
+"""The overlay of this process: all fixes and all other replacements, and the calls that turn them on and off.
 
 The one place that knows both the overlay and the fixes. It is imported when TensorRT-LLM is, or when a program calls
 `trtllm_kvfix.enable()`: in scripts, Ray actors and processes of `multiprocessing`.
@@ -13,7 +13,6 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import engines, places
 from trtllm_kvfix.overlay import (
-    child_environment,
     flight_dump,
     import_hook,
     launch,
@@ -25,9 +24,11 @@ from trtllm_kvfix.overlay import (
 )
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.hook_loss import PATH
+from trtllm_kvfix.overlay.registry import here
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
-active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
+here.fixes = ALL
+active = Activation(here, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
 
 
 def begin() -> None:
@@ -48,11 +49,9 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
     _leave_mark()
     file = Path(config) if config is not None else None
     with _all_or_nothing():
-        child_environment.say({})
-        load(file, child_environment.given())  # what the call overrides must be right, too
-        child_environment.say({**said, ENV_ENABLED: "true"})
-        settings = load(file, child_environment.given())
-        active.activate(settings)
+        load(file, active.children.given(said={}))  # what the call overrides must be right, too
+        said[ENV_ENABLED] = "true"
+        active.activate(load(file, active.children.given(said)), said)
     export({PATH: launch.path_with_hook(environment())})
     return status()
 
@@ -67,7 +66,7 @@ def _leave_mark() -> None:
 @contextmanager
 def _all_or_nothing() -> Iterator[None]:
     """An error leaves everything as it was: off, or on with the settings of the hook or of an earlier call."""
-    was_on, settings, carried = active.on, active.settings, child_environment.state()
+    was_on, settings = active.on, active.settings
     is_waiting = bool(import_hook.finder.before)  # the hook has not read its switch yet
     try:
         yield
@@ -81,13 +80,12 @@ def _all_or_nothing() -> Iterator[None]:
         finally:
             if is_waiting:
                 import_hook.install()
-            child_environment.restore(carried)
         raise
 
 
 def disable() -> list[str]:
     left = active.deactivate()
-    child_environment.stop()
+    active.children.stop()
     return left
 
 

@@ -56,7 +56,7 @@ def test_a_manager_that_launches_by_its_own_name_is_mended(variant: str, early: 
 
 
 def test_mending_the_managers_module_alone_leaves_it_racy_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Registry, "_follow", lambda *_: None)
+    monkeypatch.setattr(Registry, "_replace_late", lambda *_: None)
     with standing_in("D"):
         import_module(MINIMAX)
         with applied([ID]) as registry:
@@ -99,7 +99,7 @@ class BenchOfStage(Bench):
 @contextmanager
 def active() -> Iterator[Registry]:
     """The import hook is there, as in a server."""
-    made = Activation(ALL, ())
+    made = Activation(Registry(ALL), ())
     made.activate(Settings(runtime_dir=None))
     try:
         yield made.registry
@@ -131,9 +131,9 @@ def raising(_: Upstream) -> list[Replacement]:
     raise LookupError("odd")
 
 
-@pytest.mark.parametrize(("followers", "named", "faults"), [(unreplaceable, True, 0), (raising, False, 1)])
-def test_a_follower_that_cannot_be_replaced_is_named_and_ends_nothing(
-    followers: Callable[[Upstream], list[Replacement]],
+@pytest.mark.parametrize(("late", "named", "faults"), [(unreplaceable, True, 0), (raising, False, 1)])
+def test_a_late_replacement_that_cannot_be_made_is_named_and_ends_nothing(
+    late: Callable[[Upstream], list[Replacement]],
     named: bool,
     faults: int,
     caplog: pytest.LogCaptureFixture,
@@ -141,7 +141,7 @@ def test_a_follower_that_cannot_be_replaced_is_named_and_ends_nothing(
     fix = next(each for each in ALL if each.id == ID)
     before = fuse.of(ID).faults
     with standing_in("D"):
-        registry = Registry([type(fix)(**{**vars(fix), "followers": followers})])
+        registry = Registry([type(fix)(**{**vars(fix), "late_replacements": late})])
         for _ in range(2):
             report = registry.apply(Settings(), Upstream(), at_last=True)
         assert report.applied == (ID,)

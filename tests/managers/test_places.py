@@ -17,6 +17,7 @@ from trtllm_kvfix.managers.capacity import GuaranteedNoEvict
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.overlay import start_gate
 from trtllm_kvfix.overlay.activation import Activation
+from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CREATOR, PY_EXECUTOR, RESOURCE_MANAGER
 from trtllm_kvfix.sections import NEEDLESS_WITH_NATIVE
 from trtllm_kvfix.settings import Settings
@@ -26,7 +27,7 @@ from trtllm_kvfix.staging import on_stream
 @contextmanager
 def active(variant: str, **settings: Any) -> Iterator[Activation]:
     with standing_in(variant):
-        made = Activation(fixes.ALL, (start_gate, *places.ALL), engines.objection)
+        made = Activation(Registry(fixes.ALL), (start_gate, *places.ALL), engines.objection)
         made.activate(Settings(**settings))
         try:
             yield made

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from trtllm_kvfix.offload.room_for_loads import (
-    PART,
+    FUSE,
     V2_PLACE,
     Room,
     choosing_from_shown,
@@ -71,7 +71,7 @@ def manager(free: int, *, loading: Iterable[int] = (), loaded: Iterable[int] = (
 
 
 def room_of(cache_manager: Any, comm: RankComm | None = None, patience_s: float = 30.0) -> Room:
-    fuse = Fuse(PART)
+    fuse = Fuse(FUSE)
     made = Room(fuse, Voting(fuse, Tag.ROOM, find=lambda: comm, patience_s=patience_s))
     made.manager = cache_manager
     return made

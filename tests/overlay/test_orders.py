@@ -60,13 +60,14 @@ FAILED_CALL = f"""
 import dataclasses, os, sys, small_fixes, trtllm_kvfix
 from {EXECUTOR} import py_executor
 from small_fixes import Answer, State
-from trtllm_kvfix.overlay import child_environment, import_hook as hook
+from trtllm_kvfix.overlay import import_hook as hook
 first, second = small_fixes.ALL
 small_fixes.stand.ALL = (first, dataclasses.replace(second, probe=lambda up: Answer(State.UNKNOWN, "odd")))
 
 def state():
+    from trtllm_kvfix.process import active
     watched = sorted(hook.finder.before), sorted(hook.finder.after), hook.finder in sys.meta_path
-    return trtllm_kvfix.status(), py_executor.record(), watched, dict(os.environ), child_environment.given()
+    return trtllm_kvfix.status(), py_executor.record(), watched, dict(os.environ), active.children.given()
 
 BEFORE
 before = state()

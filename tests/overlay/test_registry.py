@@ -10,6 +10,7 @@ import pytest
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
 from trtllm_kvfix.overlay.registry import ApplyError, Registry
+from trtllm_kvfix.overlay.seam import SeamError
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import FixSettings, Settings, load
 
@@ -219,3 +220,46 @@ def test_line_for_the_log_has_every_fix_by_what_became_of_it(module: Any) -> Non
     report = registry.apply(settings())
     assert report.line() == "applied: token-budget, concurrent-pins; fixed-upstream: nixl-listener"
     assert module.second() == "ours second"
+
+
+def other(name: str, make: Any = lambda found: lambda: "gated " + found()) -> Replacement:
+    return Replacement(Seam(MODULE, name), make)
+
+
+def test_other_replacements_stay_until_everything_is_taken_back(module: Any) -> None:
+    """Other settings, and a fix that cannot be applied, take back the fixes alone."""
+    originals = dict(vars(module))
+    registry = Registry([fix(make=lambda found: lambda: "ours " + found())])
+    for _ in range(2):
+        registry.install("gate", [other("second")])
+        assert module.second() == "gated second"
+    registry.apply(settings())
+    registry.apply(settings(fixes={"token-budget": "off"}))
+    assert (module.first(), module.second()) == ("first", "gated second")
+    assert list(registry.report().others) == [f"{MODULE}:second"]
+    assert registry.revert() == []
+    assert dict(vars(module)) == originals
+    assert registry.report().others == {}
+
+
+def test_other_replacements_are_made_as_a_whole_or_not_at_all(module: Any) -> None:
+    registry = Registry()
+    with pytest.raises(SeamError, match=f"gate did not change {MODULE}:second"):
+        registry.install("gate", [other("first"), other("second", lambda found: found)])
+    assert module.first() == "first"
+    assert registry.report().others == {}
+
+
+def test_another_tool_displaces_other_replacements_like_those_of_fixes(module: Any) -> None:
+    registry = Registry([fix()])
+    registry.apply(settings())
+    registry.install("gate", [other("second")])
+    ours = module.second
+    module.second = lambda: "theirs"
+    report = registry.report()
+    assert list(report.displaced) == list(report.others_displaced) == [f"{MODULE}:second"]
+    module.second = lambda: [ours()]
+    assert registry.report().displaced == {}
+    module.second = lambda: "theirs"
+    assert registry.revert() == [f"{MODULE}:second"]
+    assert (module.first(), module.second()) == ("first", "theirs")

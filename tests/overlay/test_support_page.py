@@ -101,7 +101,7 @@ def test_the_page_of_a_rollout_observes_what_can_be_observed() -> None:
     block = next(each for each in re.findall(r"```yaml\n(.*?)```", ROLLOUT, re.DOTALL) if "observe" in each)
     settings = load(environ={}, section=yaml.safe_load(block)["kvfix"])
     for fix in ALL:
-        assert settings.fixes.of(fix.id) == ("off" if fix.observers is None else "observe")
+        assert settings.fixes.of(fix.id) == ("off" if fix.counting_replacements is None else "observe")
 
 
 def test_the_page_of_a_rollout_names_scenarios_and_metrics_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""A `tensorrt_llm` of a few lines, with the modules at which the overlay takes part, and two fixes for it.
+"""A `tensorrt_llm` of a few lines, with the modules at which the overlay replaces something, and two fixes for it.
 
 The stand-in of tests/standin shows what the fixes do. This one shows how they arrive, in fresh processes, whatever the
 order of imports; `record` shows which code ran.

@@ -63,7 +63,7 @@ def test_every_seam_of_every_fix_is_seen_to_go_and_to_come_back(variant: str) ->
                 setattr(each.owner, each.name, staticmethod(theirs) if isinstance(ours, staticmethod) else theirs)
                 report = registry.report()
                 assert (str(each.seam) in report.displaced) is not is_harmless, (each.seam, tool)
-                assert report.of(each.fix_id).word == ("applied" if is_harmless else "displaced")
+                assert report.of(each.by).word == ("applied" if is_harmless else "displaced")
                 setattr(each.owner, each.name, ours)
             assert registry.report().displaced == {}
             tried += 1
@@ -98,7 +98,7 @@ def test_a_method_of_one_manager_that_serves_is_seen() -> None:
         servers: list[Server] = []
         with applied(["staged-offsets-v1"]) as registry:
             servers.append(Server({"max_num_tokens": 48}))
-            registry._live = lambda: [each.manager for each in servers]
+            registry.live = lambda: [each.manager for each in servers]
             manager = servers[0].manager
             manager.copy_batch_block_offsets = lambda *_: None
             (by,) = registry.report().displaced.values()

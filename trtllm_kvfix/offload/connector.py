@@ -44,7 +44,7 @@ from trtllm_kvfix.offload.upstream import (
 from trtllm_kvfix.offload.whole_requests import WholeRequests
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
-from trtllm_kvfix.overlay import parts
+from trtllm_kvfix.overlay import registry
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.ranks import OneRank, ranks_here
 from trtllm_kvfix.runtime_files import folder_of
@@ -145,7 +145,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.room = room_for_loads.room_here()
         module = connector_module()
         if module is not None:
-            take_part(module.__name__)
+            replace_seams(module.__name__)
         # If upstream does not: when it drops this object, or when the process ends.
         self._home = HomeProcess()
         self._end = weakref.finalize(self, give_back, self.side, id(llm_args), self._home)
@@ -222,14 +222,14 @@ def give_back(side: OffloadWorker, args_id: int, home: HomeProcess) -> bool:
     return side.close()
 
 
-def take_part(connector_module: str) -> None:
+def replace_seams(connector_module: str) -> None:
     """Hook in where upstream has no callback: once, however often this is called. A build without them is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
     if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
         replacements.append(reservations.replacement(connector_module))
-    parts.install(
+    registry.here.install(
         NAME,
         [
             recompute.replacement(connector_module),

@@ -22,14 +22,14 @@ class Tried:
 
 
 @contextmanager
-def guarded(part: str) -> Iterator[Tried]:
-    tried, fuse_of_part = Tried(), fuse.of(part)
+def guarded(fuse_name: str) -> Iterator[Tried]:
+    tried, ours = Tried(), fuse.of(fuse_name)
     try:
         yield tried
     except KvfixError:
         raise
     except Exception as error:
         tried.failed = True
-        fuse_of_part.fault(error)
+        ours.fault(error)
     else:
-        fuse_of_part.in_a_row = 0
+        ours.in_a_row = 0

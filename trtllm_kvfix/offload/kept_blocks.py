@@ -24,7 +24,7 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
-PART = "offload-kept-blocks"
+FUSE = "offload-kept-blocks"
 SEAM = Seam(RESOURCE_MANAGER, "ResourceManager.free_resources")
 
 
@@ -85,7 +85,7 @@ class KeptBlocks:
         except KvfixError:
             raise
         except Exception as error:
-            fuse.of(PART).fault(error)
+            fuse.of(FUSE).fault(error)
             return False
         return True
 
@@ -99,7 +99,7 @@ class KeptBlocks:
     def _ended(self, connector: Any) -> list[Kept]:
         found: list[Kept] = []
         if self._kept:
-            with guarded(PART):
+            with guarded(FUSE):
                 found += [kept for each, kept in self._kept.items() if not self._is_busy(connector, each)]
                 for kept in [each for each in found if each.was_loading]:
                     connector.finished_async_loading_requests.pop(kept.request.py_request_id, None)
@@ -145,9 +145,9 @@ _keepers: Living[KeptBlocks] = Living()
 def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def free_resources(self: Any, request: Any) -> Any:
         answer = Freeing(stays=False)
-        tried = Tried(failed=fuse.of(PART).blown)
+        tried = Tried(failed=fuse.of(FUSE).blown)
         if not tried.failed:
-            with guarded(PART) as tried:
+            with guarded(FUSE) as tried:
                 answer = ask(self, request)
         if tried.failed and not all(each.waits_instead(request) for each in keepers_of(self)):
             return None

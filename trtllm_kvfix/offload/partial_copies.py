@@ -12,7 +12,7 @@ from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
-PART = "offload-partial-copies"
+FUSE = "offload-partial-copies"
 SEAM = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
 
 
@@ -25,7 +25,7 @@ def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def _kv_connector_start_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         worker: Any = getattr(getattr(self, "kv_connector_manager", None), "worker", None)
         if hasattr(worker, "note_cache_manager"):
-            with guarded(PART) as told:
+            with guarded(FUSE) as told:
                 worker.note_cache_manager(self.kv_cache_manager)
             worker.copies_unknown = told.failed
         return original(self, *args, **kwargs)

@@ -32,7 +32,7 @@ from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, mapping_of
 from trtllm_kvfix.ranks import Tag
 
-PART = "offload-room"
+FUSE = "offload-room"
 PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
 POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")
 V2_PLACE, V2_SCHEDULER = f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler"
@@ -42,9 +42,9 @@ GIVES_WAY = "enable_recompute_pause"
 class Room:
     """The room of one cache manager, which upstream names later. The executor's thread alone uses it."""
 
-    def __init__(self, fuse_of_part: Fuse, voting: Voting) -> None:
+    def __init__(self, fuse_of_room: Fuse, voting: Voting) -> None:
         self.manager: Any = None
-        self._fuse = fuse_of_part
+        self._fuse = fuse_of_room
         self._voting = voting
         self._held_back: set[int] = set()
         _rooms.add(self)
@@ -135,8 +135,8 @@ _rooms: Living[Room] = Living()
 
 def room_here() -> Room:
     """The room of this process, which shares batches with the other ranks."""
-    fuse_of_part = fuse.of(PART)
-    return Room(fuse_of_part, Voting(fuse_of_part, Tag.ROOM))
+    fuse_of_room = fuse.of(FUSE)
+    return Room(fuse_of_room, Voting(fuse_of_room, Tag.ROOM))
 
 
 def replacements() -> list[Replacement]:

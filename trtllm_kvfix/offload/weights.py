@@ -20,7 +20,7 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
 
-PART = "offload-weights"
+FUSE = "offload-weights"
 RLHF = "tensorrt_llm.llmapi.rlhf_utils"  # imports Ray
 OUTDATED = "the weights have changed since its blocks were stored"
 
@@ -85,7 +85,7 @@ def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         with ExitStack() as stack:
             for side in sides:
                 stack.enter_context(side.weights.changing())
-            with guarded(PART):
+            with guarded(FUSE):
                 for side in sides:
                     side.end_what_runs()
             return original(self, *args, **kwargs)
@@ -102,5 +102,5 @@ def sides_of(caller: Any) -> list[Side]:
         found = connector.worker.side
         return [side for side in _sides.all() if side is found]
     except Exception as error:
-        fuse.of(PART).fault(error)
+        fuse.of(FUSE).fault(error)
         return _sides.all()

@@ -11,7 +11,7 @@ from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
-PART = "offload-whole-requests"
+FUSE = "offload-whole-requests"
 SEAM = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
 
 
@@ -36,7 +36,7 @@ def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
         if isinstance(batch, WholeRequests):
-            with guarded(PART):  # after a fault the requests stay opaque
+            with guarded(FUSE):  # after a fault the requests stay opaque
                 batch.note(scheduled_batch)
         return original(self, scheduled_batch, *args, **kwargs)
 

@@ -1,11 +1,11 @@
-"""Activation of the overlay in this process: the registry, its settings, and the points of upstream it acts at.
+"""Activation of the overlay in this process: its settings, and when the registry acts.
 
 Nothing here runs before TensorRT-LLM is imported or `trtllm_kvfix.enable()` is called. The maker of an `Activation`
-(trtllm_kvfix/process.py) names the fixes and the points, so nothing below knows them.
+(trtllm_kvfix/process.py) names the fixes and what else replaces something, so nothing below knows them.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -13,8 +13,9 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.forks import ForkedLock
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import log
-from trtllm_kvfix.overlay import attest, child_environment, fuse, import_hook, parts, reach
-from trtllm_kvfix.overlay.fix import Fix, Replacement
+from trtllm_kvfix.overlay import attest, fuse, import_hook, reach
+from trtllm_kvfix.overlay.child_environment import ChildEnvironment, job_here
+from trtllm_kvfix.overlay.fix import Replacement
 from trtllm_kvfix.overlay.recheck import Recheck
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream, executed, is_importing
@@ -23,11 +24,11 @@ from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.settings import Settings
 
 
-class Participant(Protocol):
-    """A module of upstream at whose import we replace something that is not a fix."""
+class Replacing(Protocol):
+    """A module of ours, or an object, that replaces something of upstream's and fixes nothing."""
 
     @property
-    def TRIGGER(self) -> str: ...  # noqa: N802  modules are participants
+    def TRIGGER(self) -> str: ...  # noqa: N802  a module's constant: the module of upstream at whose import it does so
     def replacements(self, active: "Activation") -> list[Replacement]: ...
 
 
@@ -36,21 +37,23 @@ class Activation:
 
     def __init__(
         self,
-        fixes: Iterable[Fix],
-        participants: Sequence[Participant],
+        registry: Registry,
+        others: Sequence[Replacing],
         objection: Callable[[Settings, Any], str] = lambda _settings, _executor: "",
     ) -> None:
         """objection: looks at an engine that is about to start, and says why it must not, or nothing."""
         self.engines: Living[Any] = Living()  # upstream's executors that have started here
-        self.registry = Registry(fixes, self._live)
+        self.registry = registry
+        registry.live = self._live
+        self.children = ChildEnvironment()
         self.objection = objection
         self.settings = Settings()
         self.on = False
         self.job = ""  # the same in every process of one start
         self.started = False  # an engine
-        self._participants: dict[str, list[Participant]] = {}
-        for each in participants:
-            self._participants.setdefault(each.TRIGGER, []).append(each)
+        self._others: dict[str, list[Replacing]] = {}
+        for each in others:
+            self._others.setdefault(each.TRIGGER, []).append(each)
         self._said = ""  # the last line in the log about what is on
         self._lock = ForkedLock()
         self._recheck = Recheck(self._look_again)
@@ -59,19 +62,23 @@ class Activation:
         self._published: attest.Attestation | None = None
         fuse.watch(self._fault_seen)
 
-    def activate(self, settings: Settings) -> None:
-        """Watch for the modules that matter and handle those that are imported; with other settings, do it again."""
+    def activate(self, settings: Settings, said: Mapping[str, str] | None = None) -> None:
+        """Watch for the modules that matter and handle those that are imported; with other settings, do it again.
+
+        said: the variables that the program's own code has asked for, if this is its call.
+        """
         with self._lock():
             log.show()
-            self.job = child_environment.carry(settings)
+            self.job = job_here()
             self.settings, self.on = settings, True
             triggers = {name for fix in self.registry.fixes for name in (*fix.triggers, *fix.late)}
-            import_hook.watch({*self._participants, *triggers}, self.imported)
-            for name in self._participants:
+            import_hook.watch({*self._others, *triggers}, self.imported)
+            for name in self._others:
                 module = sys.modules.get(name)
                 if module is not None and not is_importing(module):
-                    self._take_part(name)
+                    self._replace_others(name)
             self._apply()
+            self.children.carry(settings, self.job, said)
 
     def deactivate(self) -> list[str]:
         """Take everything back. Returns the seams that another tool has replaced since."""
@@ -81,15 +88,15 @@ class Activation:
             self.on = self.started = False
             self._aliases, self._displaced, self._published = [], {}, None
             self._said = ""
-            return self.registry.revert() + parts.revert()
+            return self.registry.revert()
 
     def imported(self, module: ModuleType) -> None:
         """The body of a module that matters has run."""
         with self._lock(), executed(module.__name__):
             if not self.on:
                 return
-            if module.__name__ in self._participants:
-                self._take_part(module.__name__)
+            if module.__name__ in self._others:
+                self._replace_others(module.__name__)
             self.registry.loaded(module.__name__)
             self._apply()
 
@@ -113,8 +120,6 @@ class Activation:
             started=self.started,
             aliases=self._aliases,
             manager=self.settings.manager,
-            parts=parts.seams(),
-            displaced=parts.displaced(self._live()),
             refusal=refusal,
         )
 
@@ -153,8 +158,8 @@ class Activation:
                 yield part
                 yield from _held_by(part)
 
-    def _take_part(self, name: str) -> None:
-        parts.install(name, [made for each in self._participants[name] for made in each.replacements(self)])
+    def _replace_others(self, name: str) -> None:
+        self.registry.install(name, [made for each in self._others[name] for made in each.replacements(self)])
 
     def _apply(self) -> None:
         before = self.registry.report().applied

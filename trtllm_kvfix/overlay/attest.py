@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.registry import Report
 from trtllm_kvfix.overlay.releases import distribution_version
 
-FORMAT = 3
+FORMAT = 4
 SUFFIX = ".json"
 
 
@@ -33,8 +33,8 @@ class Attestation:
     choices: dict[str, str]  # id: auto, on, off, observe
     seams: dict[str, str]  # attribute: hash of what was there
     manager: str  # upstream or native
-    parts: dict[str, str]  # the same, for the parts (overlay/parts.py)
-    displaced: dict[str, str]  # attribute of a fix or a part: what upstream's calls come to instead
+    other_seams: dict[str, str]  # the same, for replacements that belong to no fix
+    displaced: dict[str, str]  # attribute of either: what upstream's calls come to instead
     aliases: list[str]
     refusal: str  # why this rank must not start, or nothing
     faults: dict[str, int]  # id: failures of its own code so far, where there were any
@@ -51,8 +51,6 @@ class Attestation:
         started: bool,
         aliases: list[str],
         manager: str,
-        parts: dict[str, str],
-        displaced: dict[str, str],
         refusal: str = "",
     ) -> "Attestation":
         return Attestation(
@@ -70,8 +68,8 @@ class Attestation:
             seams={name: value for status in report.fixes for name, value in status.seams.items()},
             aliases=aliases,
             manager=manager,
-            parts=parts,
-            displaced={**report.displaced, **displaced},
+            other_seams=report.others,
+            displaced=report.displaced,
             refusal=refusal,
             faults={status.id: status.faults for status in report.fixes if status.faults},
             first_errors={status.id: status.first_error for status in report.fixes if status.faults},
@@ -90,7 +88,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
         for key in ("format", "package", "tensorrt_llm", "variant", "manager")
         if ours[key] != theirs[key]
     ]
-    for kind, label in (("choices", "setting of"), ("fixes", "fix"), ("seams", "seam"), ("parts", "part")):
+    for kind, label in (("choices", "setting of"), ("fixes", "fix"), ("seams", "seam"), ("other_seams", "seam")):
         for name in sorted({*ours[kind], *theirs[kind]}):
             pair = (ours[kind].get(name, "waiting"), theirs[kind].get(name, "waiting"))
             if pair[0] != pair[1] and "waiting" not in pair:

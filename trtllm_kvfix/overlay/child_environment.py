@@ -1,7 +1,4 @@
-"""Carry settings to the processes that this one starts, in variables that begin with TRTLLM: upstream sends those on.
-
-This module remembers what we put into the environment, so that we do not later take it for the user's.
-"""
+"""Settings for the processes that this one starts, in variables that begin with TRTLLM: upstream sends those on."""
 
 import os
 from collections.abc import Mapping
@@ -24,71 +21,57 @@ class _Exported(NamedTuple):
     before: str | None  # what the user had there
 
 
-class State(NamedTuple):
-    said: dict[str, str]
-    exported: dict[str, _Exported]
-    carried: dict[str, str]
-
-
-_exported: dict[str, _Exported] = {}
-_said: dict[str, str] = {}  # by the program's own code; comes before files, as a command line would
-
-
-def given() -> dict[str, str]:
-    """The environment as the user made it, overridden by the program's own settings."""
-    found = environment()
-    for name, ours in _exported.items():
-        if found.get(name) != ours.value:
-            continue  # somebody has set it since
-        if ours.before is None:
-            del found[name]
-        else:
-            found[name] = ours.before
-    return found | _said
-
-
-def say(variables: Mapping[str, str]) -> None:
-    _said.clear()
-    _said.update(variables)
-
-
-def carry(settings: Settings) -> str:
-    """Put the settings where child processes find them, and a job's name, which is returned."""
-    job = environment().get(ENV_JOB) or f"{os.uname().nodename}-{os.getpid()}"
-    _take_back()
-    before = environment()
-    new = {**as_variables(settings), ENV_ENABLED: "true", ENV_JOB: job}
-    _exported.update({name: _Exported(value, before.get(name)) for name, value in new.items()})
-    export(new)
-    return job
-
-
 def carried() -> dict[str, str]:
     return {name: value for name, value in environment().items() if name.startswith(ENV_PREFIX)}
 
 
-def stop() -> None:
-    """Child processes from now on run without the fixes."""
-    _said.clear()
-    _take_back()
-    export({ENV_ENABLED: "false"})
+def job_here() -> str:
+    """The name of this start, which is made where nobody has named it."""
+    return environment().get(ENV_JOB) or f"{os.uname().nodename}-{os.getpid()}"
 
 
-def state() -> State:
-    return State(dict(_said), dict(_exported), carried())
+class ChildEnvironment:
+    """What we have put into the environment of this process, so that we do not later take it for the user's."""
 
+    def __init__(self) -> None:
+        self._exported: dict[str, _Exported] = {}
+        self._said: dict[str, str] = {}
 
-def restore(before: State) -> None:
-    """Undo what has been said and carried since."""
-    say(before.said)
-    _exported.clear()
-    _exported.update(before.exported)
-    unset(carried())
-    export(before.carried)
+    def given(self, said: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment as the user made it, overridden by what the program's own code has said: `said`, or what it
+        had said when settings were carried last. That comes before files, as a command line would."""
+        return {**self._of_the_user(), **(self._said if said is None else said)}
 
+    def carry(self, settings: Settings, job: str, said: Mapping[str, str] | None = None) -> None:
+        """Put settings that hold where child processes find them. Those that fail are never here, so nothing has to be
+        undone."""
+        if said is not None:
+            self._said = dict(said)
+        self._take_back()
+        before = environment()
+        new = {**as_variables(settings), ENV_ENABLED: "true", ENV_JOB: job}
+        self._exported = {name: _Exported(value, before.get(name)) for name, value in new.items()}
+        export(new)
 
-def _take_back() -> None:
-    user = {name: value for name, value in given().items() if name in _exported and name not in _said}
-    unset(_exported)
-    _exported.clear()
-    export(user)
+    def stop(self) -> None:
+        """Child processes from now on run without the fixes."""
+        self._said = {}
+        self._take_back()
+        export({ENV_ENABLED: "false"})
+
+    def _of_the_user(self) -> dict[str, str]:
+        found = environment()
+        for name, ours in self._exported.items():
+            if found.get(name) != ours.value:
+                continue  # somebody has set it since
+            if ours.before is None:
+                del found[name]
+            else:
+                found[name] = ours.before
+        return found
+
+    def _take_back(self) -> None:
+        user = {name: value for name, value in self._of_the_user().items() if name in self._exported}
+        unset(self._exported)
+        self._exported = {}
+        export(user)

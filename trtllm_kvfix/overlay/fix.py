@@ -1,4 +1,9 @@
-"""A fix as a record: what it fixes, how it finds out whether this TensorRT-LLM needs it, and what it replaces."""
+"""The three words for what we change in upstream, as records: a seam, a replacement, and a fix.
+
+A *seam* is an attribute of upstream. A *replacement* is what we put into one. A *fix* is the replacements that mend one
+hazard, with what shows whether this TensorRT-LLM needs them. Other replacements mend nothing, such as the gate in front
+of an engine's start. The registry (registry.py) knows all of them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Seam:
-    """One attribute of upstream that a fix replaces.
+    """One attribute of upstream that we replace.
 
     Seam("tensorrt_llm._torch.pyexecutor.resource_manager", "KVCacheManager.copy_batch_block_offsets")
     """
@@ -50,8 +55,8 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class Guard:
-    """Host buffers that a fix keeps safe, by regular expressions on the buffer's name and on its file."""
+class HostBuffers:
+    """Those that a fix keeps safe, by regular expressions on the buffer's name and on its file."""
 
     buffer: str
     file: str  # relative to the package, such as "_torch/pyexecutor/resource_manager.py"
@@ -75,12 +80,12 @@ class Fix:
     # Raises AssertionError if the mechanism does not work on this machine; uses the simulated device and needs no
     # upstream.
     self_test: Callable[[], None]
-    # Observers for the choice `observe` count and change nothing; None where there can be none (fix_ids.BLIND).
-    observers: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
+    # For the choice `observe`: they count and change nothing. None where there can be none (fix_ids.BLIND).
+    counting_replacements: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
     # The answer that the probe should give in each variant of docs/support.md; tests compare it with the actual answer.
     expected: Mapping[str, State]
-    guards: tuple[Guard, ...] = ()
-    # Returns other places that hold or do what the fix replaced. It is called when the fix is applied, and again when a
-    # module that a fix watches has been imported. The fix does not wait for the import of these places' modules.
+    keeps_safe: tuple[HostBuffers, ...] = ()
+    # Other seams that hold or do what the fix replaced. They are asked for when the fix is applied, and again when a
+    # module that a fix watches has been imported. The fix does not wait for the import of their modules.
     late: tuple[str, ...] = ()
-    followers: "Callable[[Upstream], Sequence[Replacement]]" = _none
+    late_replacements: "Callable[[Upstream], Sequence[Replacement]]" = _none

@@ -1,4 +1,7 @@
-"""Registry of the fixes: which exist, which this TensorRT-LLM needs, which are on. It applies all or none."""
+"""The registry of what this process has put into upstream: the fixes, of which it applies all or none, and the others.
+
+There is one for each process (`here`), since there is one TensorRT-LLM in a process.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.forks import ForkedLock
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.overlay import fuse, seam
-from trtllm_kvfix.overlay.fix import Answer, Fix, State
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, State
 from trtllm_kvfix.overlay.upstream import Upstream, exists
 from trtllm_kvfix.settings import Settings, Word
 
@@ -74,10 +77,14 @@ class FixStatus:
 @dataclass(frozen=True)
 class Report:
     fixes: tuple[FixStatus, ...]
+    others: dict[str, str] = field(default_factory=dict)  # seams of other replacements, with the hash of what was there
+    others_displaced: dict[str, str] = field(default_factory=dict)
 
     @property
     def displaced(self) -> dict[str, str]:
-        return {name: by for status in self.fixes for name, by in status.displaced.items()}
+        """Of all replacements: the seam, and what upstream's calls come to instead."""
+        of_fixes = {name: by for status in self.fixes for name, by in status.displaced.items()}
+        return of_fixes | self.others_displaced
 
     def of(self, fix_id: str) -> FixStatus:
         return next(status for status in self.fixes if status.id == fix_id)
@@ -101,16 +108,16 @@ class Registry:
     looked at again when more of their triggers are there. Other settings than last time take everything back first.
     """
 
-    def __init__(self, fixes: Iterable[Fix], live: Callable[[], Iterable[Any]] = tuple) -> None:
-        """live: the objects of upstream's engines that run here."""
+    def __init__(self, fixes: Iterable[Fix] = ()) -> None:
         self.fixes: Sequence[Fix] = tuple(fixes)
-        self._live = live
+        self.live: Callable[[], Iterable[Any]] = tuple  # the objects of upstream's engines that run here
         self._lock = ForkedLock()
         self._settings = Settings()
         self._answers: dict[str, Answer] = {}
         self._decided_on: dict[str, set[str]] = {}  # the triggers that were there when a fix was decided
-        self._installed: list[seam.Installed] = []
-        self._unguarded: set[str] = set()  # followers that could not be replaced
+        self._installed: list[seam.Installed] = []  # of the fixes
+        self._others: list[seam.Installed] = []
+        self._unguarded: set[str] = set()  # late replacements that could not be made
 
     def apply(self, settings: Settings, upstream: Upstream | None = None, *, at_last: bool = False) -> Report:
         """Raise ApplyError, or SettingsError for a choice that cannot be honoured, with everything taken back.
@@ -120,23 +127,50 @@ class Registry:
         upstream = upstream or Upstream()
         with self._lock():
             if settings != self._settings:
-                self.revert()
+                self._revert_fixes()
                 self._settings = settings
             try:
                 for fix in self.fixes:
                     if self._is_due(fix, at_last):
                         self._decide(fix, upstream)
             except Exception:
-                self.revert()
+                self._revert_fixes()
                 raise
-            applied = {installed.fix_id for installed in self._installed}
+            applied = {installed.by for installed in self._installed}
             for fix in self.fixes:
                 if fix.id in applied and settings.choice_of(fix.id) != "observe":
-                    self._follow(fix, upstream)
+                    self._replace_late(fix, upstream)
             return self.report()
 
+    def install(self, name: str, replacements: Iterable[Replacement]) -> None:
+        """Make replacements that belong to no fix, all or none. Other settings do not take them back.
+
+        Those of this name that are there already stay as they are; a module that was loaded again has lost its own.
+        """
+        with self._lock():
+            self._others = [each for each in self._others if each.still_ours()]
+            here = {(each.by, each.seam) for each in self._others}
+            new: list[seam.Installed] = []
+            try:
+                for replacement in replacements:
+                    if (name, replacement.seam) not in here:
+                        new += [seam.install(replacement, name)]
+            except Exception:
+                for each in reversed(new):
+                    each.restore()
+                raise
+            self._others += new
+
     def revert(self) -> list[str]:
-        """Take back what is still ours, the last first. Returns the seams that another tool has replaced since."""
+        """Take back what is still ours, fixes and others, the last first. Returns the seams that another tool has
+        replaced since."""
+        with self._lock():
+            left = self._revert_fixes()
+            left += [str(each.seam) for each in reversed(self._others) if not each.restore()]
+            self._others.clear()
+            return left
+
+    def _revert_fixes(self) -> list[str]:
         with self._lock():
             left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
             seam.give_back(self._installed)
@@ -155,11 +189,11 @@ class Registry:
         replacements; the fixes of the old ones are due again."""
         with self._lock():
             here = [each for each in self._installed if each.seam.module == module]
-            stale = {each.fix_id for each in here if not each.still_ours()}
+            stale = {each.by for each in here if not each.still_ours()}
             for each in reversed(self._installed):
-                if each.fix_id in stale:
+                if each.by in stale:
                     each.restore()
-            self._installed = [each for each in self._installed if each.fix_id not in stale]
+            self._installed = [each for each in self._installed if each.by not in stale]
             for fix_id in sorted(stale):
                 self._decided_on.pop(fix_id, None)
                 log.warning("%s was loaded again; fix %s is applied again", module, fix_id)
@@ -188,7 +222,9 @@ class Registry:
                 return
         elif answer.state is not State.NEEDED or choice == "off":
             return
-        make = fix.replacements if choice != "observe" or fix.observers is None else fix.observers
+        make = fix.replacements
+        if choice == "observe" and fix.counting_replacements is not None:
+            make = fix.counting_replacements
         try:
             for replacement in make(upstream, self._settings.tuning):
                 self._installed.append(seam.install(replacement, fix.id))
@@ -198,12 +234,12 @@ class Registry:
                 f"kvfix.fixes.{fix.id}: off starts without it"
             ) from error
 
-    def _follow(self, fix: Fix, upstream: Upstream) -> None:
-        """Replace the followers. The server may be running already, so one that cannot be replaced is logged and ends
+    def _replace_late(self, fix: Fix, upstream: Upstream) -> None:
+        """Make the late replacements. The server may be running already, so one that cannot be made is logged and ends
         nothing."""
-        here = {installed.seam for installed in self._installed if installed.fix_id == fix.id}
+        here = {installed.seam for installed in self._installed if installed.by == fix.id}
         try:
-            new = [each for each in fix.followers(upstream) if each.seam not in here]
+            new = [each for each in fix.late_replacements(upstream) if each.seam not in here]
         except Exception as error:
             fuse.of(fix.id).fault(error)
             return
@@ -232,7 +268,7 @@ class Registry:
 
     def _is_due(self, fix: Fix, at_last: bool) -> bool:
         """Whether a module of the fix has been imported since its decision, and no more are to come."""
-        if any(installed.fix_id == fix.id for installed in self._installed):
+        if any(installed.by == fix.id for installed in self._installed):
             return False
         upstream = Upstream()
         there = {name for name in fix.triggers if upstream.module(name) is not None}
@@ -246,10 +282,11 @@ class Registry:
     def _report(self, settings: Settings, answers: dict[str, Answer]) -> Report:
         seams: dict[str, dict[str, str]] = {}
         for installed in self._installed:
-            seams.setdefault(installed.fix_id, {})[str(installed.seam)] = installed.fingerprint
+            seams.setdefault(installed.by, {})[str(installed.seam)] = installed.fingerprint
+        live = list(self.live())
         displaced: dict[str, dict[str, str]] = {}
-        for installed, by in seam.displaced(self._installed, self._live()):
-            displaced.setdefault(installed.fix_id, {})[str(installed.seam)] = by
+        for installed, by in seam.displaced(self._installed, live):
+            displaced.setdefault(installed.by, {})[str(installed.seam)] = by
         return Report(
             tuple(
                 FixStatus(
@@ -265,7 +302,9 @@ class Registry:
                     stood_down=tried.blown,
                 )
                 for fix, tried in ((fix, fuse.of(fix.id)) for fix in self.fixes)
-            )
+            ),
+            others={str(each.seam): each.fingerprint for each in self._others if each.is_current()},
+            others_displaced={str(each.seam): by for each, by in seam.displaced(self._others, live)},
         )
 
 
@@ -275,3 +314,7 @@ def _probed(fix: Fix, upstream: Upstream) -> Answer:
         return fix.probe(upstream)
     except Exception as error:
         return Answer(State.UNKNOWN, f"the probe raised {described(error)}")
+
+
+# process.py gives it the fixes. The offload connector replaces its seams whether the fixes are on or not.
+here = Registry()

@@ -34,7 +34,7 @@ class Installed:
     """A replacement in its seam. `before` is the owner's own attribute: MISSING where it inherited one, or had none."""
 
     seam: Seam
-    fix_id: str
+    by: str  # the id of a fix, or the name of what else replaces it
     owner: Any  # a module or a class
     name: str
     before: Any
@@ -91,7 +91,7 @@ class Installed:
         return True
 
 
-def install(replacement: Replacement, fix_id: str) -> Installed:
+def install(replacement: Replacement, by: str) -> Installed:
     seam = replacement.seam
     owner, name = _owner(seam)
     before = vars(owner).get(name, MISSING)
@@ -99,15 +99,15 @@ def install(replacement: Replacement, fix_id: str) -> Installed:
     found, wrap = _unwrapped(raw)
     made = replacement.make(found)
     if made is None or made is found:
-        raise SeamError(f"fix {fix_id} did not change {seam}: it made {made!r} of {found!r}")
+        raise SeamError(f"{by} did not change {seam}: it made {made!r} of {found!r}")
     original = getattr(found, "__kvfix_original__", found)
-    _mark(made, found, original, fix_id)
+    _mark(made, found, original, by)
     after = wrap(made)
     try:
         setattr(owner, name, after)
     except (AttributeError, TypeError) as error:
-        raise SeamError(f"fix {fix_id} cannot replace {seam}: {error}; the class may be compiled") from error
-    return Installed(seam, fix_id, owner, name, before, after, original, fingerprint(original), replacement.leave)
+        raise SeamError(f"{by} cannot replace {seam}: {error}; the class may be compiled") from error
+    return Installed(seam, by, owner, name, before, after, original, fingerprint(original), replacement.leave)
 
 
 def fingerprint(original: Any) -> str:
@@ -207,12 +207,12 @@ def _unwrapped(raw: Any) -> tuple[Any, Callable[[Any], Any]]:
     return raw, lambda made: made
 
 
-def _mark(made: Any, found: Any, original: Any, fix_id: str) -> None:
+def _mark(made: Any, found: Any, original: Any, by: str) -> None:
     if isinstance(made, FunctionType) and callable(found):
         functools.update_wrapper(made, found)
     with suppress(AttributeError, TypeError):  # properties and slots take no marks; still_ours() needs none
         made.__kvfix_original__ = original
-        made.__kvfix_fix__ = fix_id
+        made.__kvfix_fix__ = by
 
 
 def _hashed(kind: str, text: str) -> str:

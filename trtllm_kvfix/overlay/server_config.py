@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
-from trtllm_kvfix.overlay import child_environment, import_hook, server_file
+from trtllm_kvfix.overlay import import_hook, server_file
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import ENV_ENABLED, SECTION
@@ -49,11 +49,11 @@ def without_section(active: "Activation", document: Any, named: Iterable[Any] = 
         return document
     section = document[SECTION]
     file = server_file.file_of(document, named)
-    settings = server_file.settings_of(section, file, child_environment.given())
+    settings = server_file.settings_of(section, file, active.children.given())
     if server_file.switched_off(section):
         log.warning("%s.enabled is false in the server's configuration: it starts WITHOUT the fixes", SECTION)
         active.deactivate()
-        child_environment.stop()
+        active.children.stop()
     else:
         active.activate(settings)
     return {key: value for key, value in document.items() if key != SECTION}

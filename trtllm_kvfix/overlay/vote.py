@@ -37,7 +37,7 @@ class Mapping(Protocol):
 
 
 class Voting:
-    """The votes of one fix, or part, for one engine. Only that executor's thread uses it."""
+    """The votes of one fix, or of the connector's room, for one engine. Only that executor's thread uses it."""
 
     def __init__(
         self,

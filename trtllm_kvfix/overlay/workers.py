@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.overlay import child_environment
+from trtllm_kvfix.overlay.child_environment import carried
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import export
@@ -30,7 +30,7 @@ def with_initializer(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(  # noqa: N807
         self: Any, max_workers: int | None = None, initializer: Any = None, initargs: Any = (), **kwargs: Any
     ) -> None:
-        sent = (child_environment.carried(), initializer, initargs)
+        sent = (carried(), initializer, initargs)
         init(self, max_workers, initializer=start, initargs=sent, **kwargs)
 
     return __init__

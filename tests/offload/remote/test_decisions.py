@@ -246,4 +246,4 @@ def test_a_fault_of_ours_means_computing(make_remote: MakeRemote, monkeypatch: p
         assert served(bench, number) == 0
         bench.index.drop()
         settle(bench)
-    assert fuse.of(remote_scheduler.PART).blown and porter_of(bench).looks == fuse.IN_A_ROW_MAX
+    assert fuse.of(remote_scheduler.FUSE).blown and porter_of(bench).looks == fuse.IN_A_ROW_MAX

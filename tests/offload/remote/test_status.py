@@ -12,7 +12,7 @@ from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote.messages import Spec
 from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
-from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
@@ -50,5 +50,5 @@ def test_a_fault_of_the_porters_thread_ends_the_remote_tier_alone(
     porter_of(bench).error = RuntimeError("lost")  # type: ignore[assignment]
     porter_of(bench).is_up = False
     assert served(bench, 1) == 0
-    assert fuse.of(PART).blown
+    assert fuse.of(FUSE).blown
     assert served(bench, 1) == 44, "from the host tier"

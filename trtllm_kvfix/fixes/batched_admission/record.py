@@ -62,7 +62,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), ObservedAdmission(fuse.of(ID)).looking_on)]
 
 
@@ -138,7 +138,7 @@ FIX = Fix(
     triggers=(BINDINGS, RESOURCE_MANAGER),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(absent="A", needed="B B2", fixed="C D F"),
 )

@@ -50,7 +50,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return _around(ReplayFence())
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     return _around(ReplayFence(ObservedReads))
 
 
@@ -111,7 +111,7 @@ FIX = Fix(
     triggers=(LORA_PARAMS, GRAPH_RUNNER),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(needed="D F", absent="A B B2 C"),
 )

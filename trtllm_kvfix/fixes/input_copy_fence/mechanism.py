@@ -116,4 +116,4 @@ class ObservedFence(InputFence):
             self._tried.in_a_row = 0
 
     def fall_back(self) -> None:
-        """An observer waits for nothing."""
+        """Whoever only counts waits for nothing."""

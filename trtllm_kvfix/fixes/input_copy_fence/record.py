@@ -8,7 +8,7 @@ from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence, ObservedFe
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.simulated_tensors import Bench, require
-from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
 from trtllm_kvfix.staging import on_stream
 
@@ -47,7 +47,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return _around(up, InputFence())
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     return _around(up, ObservedFence())
 
 
@@ -92,10 +92,10 @@ FIX = Fix(
     triggers=(MODEL_ENGINE, PY_EXECUTOR),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(needed="A B B2 C", fixed="D F"),
-    guards=(
-        Guard(r"", r"^(?!_torch/auto_deploy/)"),  # the engine there is none that a fence knows
+    keeps_safe=(
+        HostBuffers(r"", r"^(?!_torch/auto_deploy/)"),  # the engine there is none that a fence knows
     ),
 )

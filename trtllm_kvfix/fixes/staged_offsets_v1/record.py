@@ -10,7 +10,7 @@ from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.simulated_tensors import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import ID, StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v1.observed import ObservedOffsetsV1
-from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
 
@@ -65,7 +65,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return _in_place(up, staged.copy_batch_block_offsets, staged.prepare)
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
     observed = ObservedOffsetsV1(ReadBack(ID, settings.read_back_every or OBSERVED_EVERY))
     return _in_place(up, observed.copy_batch_block_offsets, observed.prepare)
 
@@ -109,8 +109,8 @@ FIX = Fix(
     triggers=(RESOURCE_MANAGER, *ATTENTION_PLACES),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(needed="A B B2 C", fixed="D F"),
-    guards=(Guard(r"^host_kv_cache_block_offsets$", r"resource_manager|trtllm"),),
+    keeps_safe=(HostBuffers(r"^host_kv_cache_block_offsets$", r"resource_manager|trtllm"),),
 )

@@ -12,7 +12,7 @@ from trtllm_kvfix.fixes.simulated_tensors import SHAPE, Bench, require
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, way_back
 from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, meant_scaled, meant_unscaled
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import ID, PER_LAYER, StagedOffsetsV2, not_covered
-from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
 from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
@@ -78,7 +78,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return made
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
     """Observers of upstream's kernel. Its other path, layer by layer, is not observed."""
     module = up.v2_module
     if module is None:
@@ -91,7 +91,7 @@ def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
     return partial(looked_at, ReadBack(ID, every), meaning)
 
 
-def followers(up: Upstream) -> Sequence[Replacement]:
+def late_replacements(up: Upstream) -> Sequence[Replacement]:
     """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
     the same function, and later imports get it from the binding's module. Where a kernel of another kind reads the live
     table, its replacement answers "not covered"."""
@@ -137,10 +137,10 @@ FIX = Fix(
     triggers=(RESOURCE_MANAGER, *V2_PLACES),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(needed="B B2 C D F", absent="A"),
     late=(STEP_COPIES,),
-    followers=followers,
-    guards=(Guard(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),),
+    late_replacements=late_replacements,
+    keeps_safe=(HostBuffers(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),),
 )

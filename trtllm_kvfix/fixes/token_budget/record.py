@@ -70,7 +70,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return made
 
 
-def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     keeper = ObservedBudget(fuse.of(ID))
     return [
         Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
@@ -121,7 +121,7 @@ FIX = Fix(
     triggers=(RESOURCE_MANAGER, PY_EXECUTOR, LLM_REQUEST, *CONNECTOR_PLACES),
     probe=probe,
     replacements=replacements,
-    observers=observers,
+    counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(absent="A B", needed="B2 C D F"),
 )

@@ -28,7 +28,7 @@ from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.overlay import fuse
 
-PART = "offload-remote"
+FUSE = "offload-remote"
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
 SAID_EVERY = 100  # estimates
@@ -85,12 +85,12 @@ class RemoteScheduler(OffloadScheduler):
         if store is not None and (adapter is None or self._remote.shared_adapters):
             live.chain = KeyChain(self._era.root(store.root), live.identity, self._tokens_per_block)
         found = super()._find_load(live, num_computed_tokens)
-        if live.chain is None or fuse.of(PART).blown or not self._directions.work("load"):
+        if live.chain is None or fuse.of(FUSE).blown or not self._directions.work("load"):
             return found
         if self._reserves:  # upstream may take a part of a promise, or come back on it, in the middle of a fetch
             return found
         end = 0
-        with guarded(PART):
+        with guarded(FUSE):
             end = self._end_worth(live, live.chain, num_computed_tokens)
         return self._with_fetch(live, num_computed_tokens, found, end) if end else found
 

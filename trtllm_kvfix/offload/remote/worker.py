@@ -15,7 +15,7 @@ from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Put, Spec
 from trtllm_kvfix.offload.remote.model import layout_parts
 from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
-from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
@@ -128,7 +128,7 @@ class RemoteWorker(OffloadWorker):
         if self.porter is not None:
             counters.offload_remote_up.put(self.porter.is_up)
             if self.porter.error is not None:
-                fuse.of(PART).blow(f"its thread ended with {self.porter.error}")
+                fuse.of(FUSE).blow(f"its thread ended with {self.porter.error}")
             for each in self.porter.take_answered():
                 self._ledger.end_here(self._ended(*each))
         self._put_next()

@@ -36,7 +36,7 @@ class Buffer:
         return tuple(
             fix.id
             for fix in fixes
-            if any(re.search(each.buffer, self.name) and re.search(each.file, self.file) for each in fix.guards)
+            if any(re.search(each.buffer, self.name) and re.search(each.file, self.file) for each in fix.keeps_safe)
         )
 
 
