@@ -207,36 +207,39 @@ void AdmissionPlanner::find_source(const Window& window, const Request& request,
     }
 }
 
-// In a window, what follows a gap serves as well, if it covers the window of some position behind it.
+// In a window, blocks behind a gap serve as well. A later run is a row of the prompt's blocks that begins behind one:
+// the tree finds it by the hash of the prefix in front of it, though blocks of that prefix are gone. It counts if it
+// holds every block that the next position looks back to.
 void AdmissionPlanner::find_later_runs(const State& state, const Window& window, const Request& request,
                                        WindowMatch& match) {
     const ReuseTree& tree = window.tree;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
-    const std::size_t begin = match.path_begin;
     std::string extras;
-    std::uint32_t position = match.path_length;
-    ReuseTree::Prefix prefix = position == 0 ? tree.beginning(request.identity) : tree.behind(plan_.path.back());
-    while (position < blocks) {
-        prefix = tree.behind(prefix, prompt_block(request, position++, tokens_per_block, extras));
+    std::uint32_t behind = match.path_length;  // the number of blocks in `prefix`
+    ReuseTree::Prefix prefix = behind == 0 ? tree.beginning(request.identity) : tree.behind(plan_.path.back());
+    while (behind < blocks) {
+        // The next block is not there. A run may begin behind it.
+        prefix = tree.behind(prefix, prompt_block(request, behind++, tokens_per_block, extras));
         const ParentRef parent = tree.find_prefix(prefix);
         if (parent == kNone) {
             continue;
         }
-        plan_.path.resize(begin + position, kNone);
-        const Run run = walk(state, window, request, parent, position);
-        if (run.end != run.begin) {
-            prefix = tree.behind(plan_.path.back());
-            position = run.end;
+        plan_.path.resize(match.path_begin + behind, kNone);
+        const Run run = walk(state, window, request, parent, behind);
+        if (run.begin == run.end) {
+            continue;
         }
-        if (run.end != run.begin && blocks_outside(window, run.end) >= run.begin) {
+        prefix = tree.behind(plan_.path.back());
+        behind = run.end;
+        if (blocks_outside(window, run.end) >= run.begin) {
             plan_.runs.push_back(run);
             match.path_length = run.end;
-        } else {
-            std::ranges::fill(std::span(plan_.path).subspan(begin + run.begin), BlockIndex{kNone});
+        } else {  // the next position looks back into the gap
+            std::ranges::fill(std::span(plan_.path).subspan(match.path_begin + run.begin), BlockIndex{kNone});
         }
     }
-    plan_.path.resize(begin + match.path_length);
+    plan_.path.resize(match.path_begin + match.path_length);
     match.runs_end = static_cast<std::uint32_t>(plan_.runs.size());
 }
 
