@@ -18,7 +18,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.graph_inputs.reads import ObservedReads
 from trtllm_kvfix.fixes.input_copy_fence.observed import ObservedFence
 from trtllm_kvfix.fixes.token_budget.mechanism import Preparation
-from trtllm_kvfix.fixes.trial import Bench
+from trtllm_kvfix.hazards.simulated import Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.registry import Registry

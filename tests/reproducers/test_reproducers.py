@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.standin.fixture import STANDIN
+from trtllm_kvfix import hazards
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "reproducers"
-SCRIPTS = sorted(FOLDER.glob("h*.py"))
+FOLDER = Path(hazards.__file__).parent
+SCRIPTS = sorted(FOLDER.glob("h*/reproducer.py"))
 LINES_MAX = 80
 SHOWS, CLEAN, NOTHING_TO_SEE = 1, 0, 2
 
@@ -42,7 +43,7 @@ AS_A_SERVER = (
 
 
 def script(hazard: str) -> Path:
-    (found,) = FOLDER.glob(f"{hazard}_*.py")
+    (found,) = FOLDER.glob(f"{hazard}_*/reproducer.py")
     return found
 
 
@@ -77,7 +78,7 @@ def test_with_the_overlay_it_comes_out_clean(hazard: str, variant: str) -> None:
         for package in ("torch", "tensorrt_llm", "nixl")
         if re.search(rf"^ *(import|from) {package}\b", path.read_text(), re.MULTILINE)
     ],
-    ids=lambda value: getattr(value, "stem", value),
+    ids=lambda value: value.parent.name if isinstance(value, Path) else value,
 )
 def test_a_package_that_cannot_be_imported_is_no_hazard(path: Path, package: str, tmp_path: Path) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ImportError('{package} is broken')\n")
@@ -90,17 +91,17 @@ def test_a_package_that_cannot_be_imported_is_no_hazard(path: Path, package: str
 
 def test_every_hazard_has_one() -> None:
     pages = {page.name[:2] for page in (ROOT / "docs" / "hazards").glob("h[0-9]-*.md")}
-    assert {path.name[:2] for path in SCRIPTS} == pages
+    assert {path.parent.name[:2] for path in SCRIPTS} == pages
     assert pages - set(EXPECTED) == {"h6"}, "NIXL's runs in integration/nixl"
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
 def test_a_reproducer_stands_alone_and_says_what_it_shows(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= LINES_MAX
     assert "kvfix" not in text
     said = text.split('"""')[1]
-    assert said.startswith(f"{path.stem[:2].upper()}: ")
+    assert said.startswith(f"{path.parent.name[:2].upper()}: ")
     assert re.findall(r"^(Shows|Control|Needs|Exit code):", said, re.MULTILINE) == [
         "Shows", "Control", "Needs", "Exit code",
     ]  # fmt: skip

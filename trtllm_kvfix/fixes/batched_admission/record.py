@@ -10,7 +10,7 @@ from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.batched_admission.observed import ObservedAdmission
 from trtllm_kvfix.fixes.batches import MAIN
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.hazards.simulated import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream

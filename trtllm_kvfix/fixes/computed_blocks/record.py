@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.computed_blocks.mechanism import ComputedBlocks
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.hazards.simulated import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
 from trtllm_kvfix.overlay.upstream import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
-from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.hazards.simulated import require
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, BOUND_MANAGERS, Upstream

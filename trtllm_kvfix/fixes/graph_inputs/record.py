@@ -10,7 +10,7 @@ from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ReplayFence
 from trtllm_kvfix.fixes.graph_inputs.reads import ObservedReads
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import Bench, require
+from trtllm_kvfix.hazards.simulated import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 from trtllm_kvfix.staging import on_stream

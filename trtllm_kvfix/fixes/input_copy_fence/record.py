@@ -8,7 +8,7 @@ from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unkno
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.input_copy_fence.observed import ObservedFence
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import Bench, require
+from trtllm_kvfix.hazards.simulated import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
 from trtllm_kvfix.staging import on_stream

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.nixl_listener.mechanism import SWITCH, without_listener
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.hazards.simulated import require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 

@@ -9,7 +9,7 @@ from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unkno
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import ID, StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v1.observed import ObservedOffsetsV1
-from trtllm_kvfix.fixes.trial import BLOCKS, POOLS, Bench, require
+from trtllm_kvfix.hazards.simulated import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack

@@ -11,7 +11,7 @@ from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, way_back
 from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, meant_scaled, meant_unscaled
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import ID, PER_LAYER, StagedOffsetsV2, not_covered
-from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
+from trtllm_kvfix.hazards.simulated import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream

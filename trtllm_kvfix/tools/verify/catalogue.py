@@ -4,8 +4,11 @@ import difflib
 from collections.abc import Sequence
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.verify import connector, graph_inputs, offsets_v1, offsets_v2, transfer_cases
-from trtllm_kvfix.tools.verify.case import Case
+from trtllm_kvfix.hazards.case import Case
+from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
+from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
+from trtllm_kvfix.hazards.h5_transfer_order import connector, transfer_cases
+from trtllm_kvfix.tools.verify import graph_inputs
 
 CASES: tuple[Case, ...] = (
     *offsets_v1.CASES,

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ReplayFence
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.staging import on_stream
-from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, ControlKind, Lane, Side
 
 SLOTS, WORDS = SHAPE = (8, 4)  # of each adapter: its rank, and where its weights are
 ROW_BYTES = WORDS * 4

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from trtllm_kvfix.hazards.ground import Ground
+from trtllm_kvfix.hazards.h3_admission_reuse.admission import reuses_in_a_batch
+from trtllm_kvfix.hazards.h3_admission_reuse.budget import fits_the_budget
+from trtllm_kvfix.hazards.h4_eviction_structures.installed import admits_alone
+from trtllm_kvfix.hazards.h7_other_pinned_buffers.installed import keeps_its_inputs
+from trtllm_kvfix.hazards.h8_uncomputed_blocks.installed import shares_a_prompt
+from trtllm_kvfix.hazards.h9_graph_inputs.installed import keeps_its_tables
+from trtllm_kvfix.hazards.shipping import V1, V2, ships
 from trtllm_kvfix.overlay.upstream import Upstream
-from trtllm_kvfix.tools.selfcheck.ground import Ground
-from trtllm_kvfix.tools.selfcheck.scenarios.admission import reuses_in_a_batch, shares_a_prompt
-from trtllm_kvfix.tools.selfcheck.scenarios.budget import fits_the_budget
-from trtllm_kvfix.tools.selfcheck.scenarios.inputs import keeps_its_inputs
 from trtllm_kvfix.tools.selfcheck.scenarios.listener import listens_nowhere
-from trtllm_kvfix.tools.selfcheck.scenarios.offsets import V1, V2, ships
-from trtllm_kvfix.tools.selfcheck.scenarios.pins import admits_alone
-from trtllm_kvfix.tools.selfcheck.scenarios.tables import keeps_its_tables
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS, NIXL
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.overlay.upstream import Upstream
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow, Unavailable
 
 SOURCE, TARGET = "build_raw_nixl_source_agent", "RawNixlRemoteG2Adapter"
 # The arguments of both calls; no memory is registered.

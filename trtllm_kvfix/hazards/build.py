@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from trtllm_kvfix.hazards.ground import Ground, Unavailable
 from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, PACKAGE, RESOURCE_MANAGER, SCHEDULER, Upstream
-from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
 from trtllm_kvfix.words import number_of
 
 # Modules that a server imports anyway; the fixes wait for these.

@@ -4,10 +4,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.executors import Executor, Reached
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow
 from trtllm_kvfix.overlay.upstream import LLM_REQUEST, PY_EXECUTOR, Upstream
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow
-from trtllm_kvfix.tools.selfcheck.scenarios.executors import Executor, Reached
 
 T = build.TOKENS_PER_BLOCK
 BUDGET = 8 * T

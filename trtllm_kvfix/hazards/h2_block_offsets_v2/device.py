@@ -4,10 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
-from trtllm_kvfix.tools.verify.allocator import CachingHostAllocator
-from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
-from trtllm_kvfix.tools.verify.offsets import (
+from trtllm_kvfix.hazards.case import Case, ControlKind, Side
+from trtllm_kvfix.hazards.h2_block_offsets_v2.allocator import CachingHostAllocator
+from trtllm_kvfix.hazards.offsets import (
     BAD_PAGE,
     BLOCKS,
     MODES,
@@ -22,6 +21,7 @@ from trtllm_kvfix.tools.verify.offsets import (
     Staged,
     Table,
 )
+from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
 V_OFFSET = [1, 3]

@@ -6,8 +6,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_kvfix.hazards.case import Arm, Comparison, Lane
 from trtllm_kvfix.native import CopyEngine, Device, DeviceArray, PinnedArray
-from trtllm_kvfix.tools.verify.case import Arm, Comparison, Lane
 
 BLOCKS, BLOCK_WORDS = SHAPE = (8, 1024)
 BLOCK_BYTES = BLOCK_WORDS * 4

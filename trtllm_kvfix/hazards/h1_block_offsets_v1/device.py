@@ -4,9 +4,8 @@ from functools import partial
 
 import numpy as np
 
-from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
-from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
-from trtllm_kvfix.tools.verify.offsets import (
+from trtllm_kvfix.hazards.case import Case, ControlKind, Side
+from trtllm_kvfix.hazards.offsets import (
     BLOCKS,
     MODES,
     PAGES,
@@ -19,6 +18,7 @@ from trtllm_kvfix.tools.verify.offsets import (
     Rows,
     Staged,
 )
+from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 
 
 class RefilledTable(OffsetArm):

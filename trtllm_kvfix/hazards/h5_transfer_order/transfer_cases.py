@@ -3,9 +3,8 @@
 from functools import partial
 from typing import NamedTuple
 
-from trtllm_kvfix.native import Device
-from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
-from trtllm_kvfix.tools.verify.transfers import (
+from trtllm_kvfix.hazards.case import Case, ControlKind, Side
+from trtllm_kvfix.hazards.h5_transfer_order.transfers import (
     LoadBeforeReader,
     LoadBehindReader,
     LoadBehindZeroing,
@@ -15,6 +14,7 @@ from trtllm_kvfix.tools.verify.transfers import (
     TransferArm,
     Unordered,
 )
+from trtllm_kvfix.native import Device
 
 ORDERS = ("any", "stream")  # when the driver may read the sources of a batched copy: from the call on, or in its turn
 

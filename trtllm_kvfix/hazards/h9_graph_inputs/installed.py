@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 
 TABLES, RUNNER = "CudaGraphLoraParams", "CUDAGraphRunner"
 LAYER, MODULE, SLOTS, BATCH = 0, 13, 2, 2

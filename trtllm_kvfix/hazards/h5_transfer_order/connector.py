@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
+from trtllm_kvfix.hazards.h5_transfer_order.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, BYTES, SHAPE, addresses
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Step
@@ -20,8 +22,6 @@ from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
-from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, ControlKind, Lane, Side
-from trtllm_kvfix.tools.verify.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, BYTES, SHAPE, addresses
 
 TOKENS_PER_BLOCK = 4
 TOKENS = BLOCKS * TOKENS_PER_BLOCK

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.ground import PATIENCE_S, Ground, NothingToShow, Unavailable
 from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import PATIENCE_S, Ground, NothingToShow, Unavailable
 
 T = build.TOKENS_PER_BLOCK
 # It takes no lock of upstream's, unlike the look-up by hash, which waits for the tree's.

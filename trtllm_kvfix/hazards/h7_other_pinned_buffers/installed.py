@@ -5,10 +5,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.executors import Executor, Reached
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow, Unavailable, held_in_front_of
-from trtllm_kvfix.tools.selfcheck.scenarios.executors import Executor, Reached
 
 ENGINE = "PyTorchModelEngine"
 SCHEDULE = "PyExecutor._prepare_and_schedule_batch"

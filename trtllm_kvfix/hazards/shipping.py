@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.ground import Ground, Table, Unavailable
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, Table, Unavailable
 
 V1, V2 = "KVCacheManager", "KVCacheManagerV2"
 FIRST, SECOND = [1, 2], [3, 4]

@@ -1,0 +1,1 @@
+"""H3: cached prefixes that a batch counts on are evicted while it is admitted."""

@@ -1,0 +1,1 @@
+"""H4: two threads change the eviction structures at once."""

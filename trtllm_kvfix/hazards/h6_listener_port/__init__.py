@@ -1,0 +1,1 @@
+"""H6: two agents of one host share a listener's port."""

@@ -1,0 +1,1 @@
+"""H8: blocks that nobody computed are offered for reuse."""
