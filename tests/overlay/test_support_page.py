@@ -15,7 +15,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.launch import run
 from trtllm_kvfix.settings import load, names, variable_of
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 
 PAGE = (ROOT / "docs" / "support.md").read_text()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import PATIENCE_S, Ground, NothingToShow, Unavailable
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
 
 T = build.TOKENS_PER_BLOCK
@@ -90,3 +91,6 @@ class _Pinning:
             self._pin()
         except Exception as error:
             self._error = error
+
+
+SCENARIOS = (Scenario("pins", "concurrent-pins", admits_alone),)

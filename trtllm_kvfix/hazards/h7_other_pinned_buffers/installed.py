@@ -8,6 +8,7 @@ from typing import Any
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.executors import Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 
 ENGINE = "PyTorchModelEngine"
@@ -106,3 +107,6 @@ def _engine(up: Upstream, write: Callable[[], None]) -> Any:
             write()
 
     return Engine()
+
+
+SCENARIOS = (Scenario("inputs", "input-copy-fence", keeps_its_inputs),)

@@ -2,6 +2,7 @@
 
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import Ground
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import Upstream
 
 T = build.TOKENS_PER_BLOCK
@@ -24,3 +25,6 @@ def shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
     for request in (second, first):
         requests.finish(request)
     return requests.released(free)
+
+
+SCENARIOS = (Scenario("chunks-shared", "computed-blocks", shares_a_prompt, may_be_right=True),)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, get_args
 
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 
 TABLES, RUNNER = "CudaGraphLoraParams", "CUDAGraphRunner"
@@ -128,3 +129,6 @@ def _key(up: Upstream) -> tuple[Any, ...]:
     fields = get_args(up.attribute(GRAPH_RUNNER, "KeyType"))
     nothing: dict[Any, Any] = {int: 0, bool: False}
     return (BATCH, *(nothing.get(each, ()) for each in fields[1:] or (int, bool)))
+
+
+SCENARIOS = (Scenario("graph-tables", "graph-inputs", keeps_its_tables),)

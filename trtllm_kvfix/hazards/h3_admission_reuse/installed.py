@@ -1,4 +1,4 @@
-"""A batch that turns out larger than it was charged for (H3)."""
+"""A batch that reuses less than was to be had, and one that turns out larger than it was charged for (H3)."""
 
 from contextlib import suppress
 from types import SimpleNamespace
@@ -7,11 +7,32 @@ from typing import Any
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.executors import Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import LLM_REQUEST, PY_EXECUTOR, Upstream
 
 T = build.TOKENS_PER_BLOCK
 BUDGET = 8 * T
 SCHEDULE = "PyExecutor._schedule"
+
+
+def reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
+    """Two requests come together, and the first needs the blocks in which the second's prefix is cached."""
+    requests = build.Requests.of_a_cache(ground, up, blocks=14)
+    free = requests.free_blocks()
+    kept = range(1000, 1000 + 6 * T)
+    for request_id, prompt in ((1, kept), (2, range(3000, 3000 + 4 * T))):
+        request = requests.make(request_id, prompt)
+        requests.step([request])
+        requests.finish(request)
+    large = requests.make(3, range(5000, 5000 + 6 * T))
+    sharing = requests.make(4, [*kept, *range(7000, 7000 + T)])
+    requests.step([large, sharing])
+    reused = int(sharing.prepopulated_prompt_len)
+    if reused < len(kept):
+        return f"{reused} tokens were reused, {len(kept)} were to be had"
+    for request in (large, sharing):
+        requests.finish(request)
+    return requests.released(free)
 
 
 def fits_the_budget(ground: Ground, up: Upstream) -> str | None:
@@ -46,3 +67,9 @@ def _executor(requests: build.Requests) -> Any:
     """An executor with the attributes that limit a batch. Prefill is not chunked: upstream's own trim needs that."""
     engine = SimpleNamespace(max_num_tokens=BUDGET, attn_runtime_features=SimpleNamespace(chunked_prefill=False))
     return Executor(resource_manager=requests.managers, model_engine=engine, dist=SimpleNamespace(pp_size=1))
+
+
+SCENARIOS = (
+    Scenario("admission-order", "batched-admission", reuses_in_a_batch),
+    Scenario("budget", "token-budget", fits_the_budget, beside=("computed-blocks",)),
+)

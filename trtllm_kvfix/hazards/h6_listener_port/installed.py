@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS, NIXL
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
 
 SOURCE, TARGET = "build_raw_nixl_source_agent", "RawNixlRemoteG2Adapter"
 # The arguments of both calls; no memory is registered.
@@ -30,7 +30,7 @@ class _Configured(Exception):
 def listens_nowhere(ground: Ground, up: Upstream) -> str | None:
     """Both kinds of agents are configured by upstream's adapter, with NIXL's own class, and not made."""
     del ground  # nothing of it runs on a GPU
-    adapter = up.first(*ADAPTERS)
+    adapter = up.first(*NIXL_ADAPTERS)
     if adapter is None:
         raise NothingToShow("there is no raw NIXL adapter")
     nixl: Any = up.module(NIXL)
@@ -73,3 +73,6 @@ def _recorded(nixl: Any) -> Iterator[list[Any]]:
     finally:
         nixl.nixl_agent = original
         logging.disable(level)
+
+
+SCENARIOS = (Scenario("listener", "nixl-listener", listens_nowhere),)
