@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix import hazards
+from trtllm_kvfix.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(hazards.__file__).parent
@@ -106,3 +108,24 @@ def test_a_reproducer_stands_alone_and_says_what_it_shows(path: Path) -> None:
         "Shows", "Control", "Needs", "Exit code",
     ]  # fmt: skip
     assert re.search(r"second|minute", said), "how long it takes"
+
+
+def test_the_command_prints_a_script_as_it_is_and_lists_all() -> None:
+    for path in SCRIPTS:
+        hazard = path.parent.name[:2]
+        assert CliRunner().invoke(main, ["reproduce", hazard, "--script"]).stdout == path.read_text()
+    listed = CliRunner().invoke(main, ["reproduce"]).stdout.splitlines()
+    assert [line.split()[0].lower() for line in listed] == [path.parent.name[:2] for path in SCRIPTS]
+    assert listed[5] == "H6  two NIXL agents of one host share a metadata listener's port."
+
+
+def test_the_command_runs_a_script_and_ends_with_its_code() -> None:
+    shows, not_there = (run(variant, "-m", "trtllm_kvfix", "reproduce", "H1") for variant in "BA")
+    assert (shows.returncode, not_there.returncode) == (SHOWS, NOTHING_TO_SEE)
+    assert "without one it got OTHER offsets" in shows.stdout
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["H99"], "HAZARD is 'H99'"), (["--script"], "name it: H1, H2")])
+def test_the_command_refuses_what_it_does_not_know(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["reproduce", *arguments])
+    assert (result.exit_code, said in result.stderr) == (2, True)
