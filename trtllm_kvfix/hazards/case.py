@@ -1,7 +1,8 @@
-"""A case has two arms that do the same work: a control without the fix, and one with it."""
+"""A scenario in four verbs, the same on every ground, and the cases of `verify`: two arms that play one scenario."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -38,8 +39,8 @@ _SAID = {
 class Comparison(NamedTuple):
     """The expected contents of a destination, from the source at the moment of the call, and its actual contents."""
 
-    expected: Words
-    found: Words
+    expected: Any  # an array of words on a device; on other grounds whatever its scenario compares
+    found: Any
 
 
 class Lane(NamedTuple):
@@ -50,8 +51,51 @@ class Lane(NamedTuple):
     early: bool = False
 
 
-class Arm(ABC):
-    """One way of doing the work, made once and used for every iteration: prepare, lead_in, call, disturb, compare.
+class Played(ABC):
+    """A scenario on some ground: who writes, who reads, and what is right. `played` holds the stream in between."""
+
+    def prepare(self) -> None:  # noqa: B027  a ground may have nothing to draw
+        """Draw new contents. Nothing is pending."""
+
+    def lead_in(self) -> None:  # noqa: B027  most have nothing there
+        """Enqueue what the operation under test meets: work of the model."""
+
+    @abstractmethod
+    def call(self) -> None:
+        """The operation under test, as the host would call it."""
+
+    @abstractmethod
+    def disturb(self) -> None:
+        """Act while the device is held: let the host go on, or a stream run ahead."""
+
+    def waiting(self) -> bool:
+        """Whether the work that must wait does wait, while the device is held."""
+        return True
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait for everything that was enqueued."""
+
+    @abstractmethod
+    def compare(self) -> Comparison:
+        """Read the destinations back. Everything has settled."""
+
+
+def played(scenario: Played, held: AbstractContextManager[None]) -> tuple[Comparison, bool]:
+    """Play it once. Returns what arrived beside what is right, and whether what must wait did wait."""
+    scenario.prepare()
+    scenario.settle()
+    with held:
+        scenario.lead_in()
+        scenario.call()
+        scenario.disturb()
+        waited = scenario.waiting()
+    scenario.settle()
+    return scenario.compare(), waited
+
+
+class Arm(Played):
+    """One way of doing the work on a device, made once and used for every iteration.
 
     From lead_in to disturb a gate holds the stream `held`, so none of them may wait for that stream. The device owns
     whatever was enqueued until the gate has been opened and `settle` has returned.
@@ -66,39 +110,15 @@ class Arm(ABC):
     def lanes(self) -> tuple[Lane, ...]:
         """The streams of this arm, for the timeline."""
 
-    @abstractmethod
-    def prepare(self) -> None:
-        """Draw new contents. Nothing is pending."""
-
-    def lead_in(self) -> None:  # noqa: B027  most arms have nothing there
-        """Enqueue what the operation under test meets: work of the model."""
-
-    @abstractmethod
-    def call(self) -> None:
-        """The operation under test, as the host would call it. This is what is timed."""
-
-    @abstractmethod
-    def disturb(self) -> None:
-        """Act while the device is held: let the host go on, or a stream run ahead."""
-
-    def waiting(self) -> bool:
-        """Whether the work that must wait does wait; the runner checks the stream behind the gate."""
-        return True
-
     def wait_held(self) -> None:
         """The gate is open: wait for the work that was behind it, but not for work that waits for that in turn."""
         self.device.synchronize(self.held)
 
-    def wait_free(self) -> None:  # noqa: B027  an arm of one stream has nothing there
+    def wait_free(self) -> None:
         """Wait for what another stream does in the end."""
 
     def settle(self) -> None:
-        """Wait for everything that this arm has enqueued."""
         self.device.synchronize(self.held)
-
-    @abstractmethod
-    def compare(self) -> Comparison:
-        """Read the destinations back. Everything has settled."""
 
     def close(self) -> None:
         """Give back what the device does not free by itself. Everything has settled."""

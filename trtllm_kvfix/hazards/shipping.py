@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, Table, Unavailable
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 
@@ -15,10 +16,15 @@ LENGTH = 2 * build.TOKENS_PER_BLOCK + 6
 
 def ships(kind: str, ground: Ground, up: Upstream) -> str | None:
     """Two batches are shipped while the stream is held: does the first get its own offsets?"""
-    return _Shipping(kind, ground, up).survives()
+    shipping = _Shipping(kind, ground, up)
+    (own, arrived), _ = played(shipping, ground.held(shipping.stream))
+    if np.array_equal(arrived, own):
+        return None
+    whose = "the offsets of the second" if np.array_equal(arrived, shipping.other) else "something else"
+    return f"the first of two batches got {whose}"
 
 
-class _Shipping:
+class _Shipping(Played):
     """A manager that dummy requests sit in, and what its offsets are shipped to."""
 
     def __init__(self, kind: str, ground: Ground, up: Upstream) -> None:
@@ -28,7 +34,7 @@ class _Shipping:
         self._ground = ground
         stream = ground.stream()
         cache = build.manager(cls, stream)
-        self._stream = getattr(cache, "_stream", stream)
+        self.stream = getattr(cache, "_stream", stream)
         ids = FIRST + SECOND
         if cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
             raise Unavailable("the cache has no room for four requests")
@@ -42,22 +48,26 @@ class _Shipping:
     def _metadata(self, up: Upstream, cache: Any) -> Any:
         return build.metadata(up, cache, self._ground.lengths([LENGTH] * 2), FIRST, [LENGTH] * 2)
 
-    def survives(self) -> str | None:
+    def prepare(self) -> None:
         # Objects of first uses, such as memory and kernels, would wait for the stream that is held.
         for batch in (FIRST, SECOND) * 2:
             self._ship(batch)
-        own, other = self._alone(FIRST), self._alone(SECOND)
-        if np.array_equal(own, other) or not own.any():
+        self.own, self.other = self._alone(FIRST), self._alone(SECOND)
+        if np.array_equal(self.own, self.other) or not self.own.any():
             raise Unavailable("both batches have the same offsets, so no difference could show")
-        with self._ground.held(self._stream):
-            self._ship(FIRST)
-            self._look()
-            self._ship(SECOND)
-        arrived = self._arrived()
-        if np.array_equal(arrived, own):
-            return None
-        whose = "the offsets of the second" if np.array_equal(arrived, other) else "something else"
-        return f"the first of two batches got {whose}"
+
+    def call(self) -> None:
+        self._ship(FIRST)
+        self._look()
+
+    def disturb(self) -> None:
+        self._ship(SECOND)
+
+    def settle(self) -> None:
+        self.stream.synchronize()
+
+    def compare(self) -> Comparison:
+        return Comparison(self.own, self._arrived())
 
     def _alone(self, batch: list[int]) -> Table:
         self._ship(batch)
@@ -65,7 +75,7 @@ class _Shipping:
         return self._arrived()
 
     def _ship(self, batch: list[int]) -> None:
-        with self._ground.on(self._stream):
+        with self._ground.on(self.stream):
             if self._by_metadata:
                 self._owner.request_ids = batch
                 self._owner.prepare()
@@ -73,10 +83,10 @@ class _Shipping:
                 self._owner.copy_batch_block_offsets(self._output, batch, 1, len(batch), len(batch))
 
     def _look(self) -> None:
-        with self._ground.on(self._stream):
+        with self._ground.on(self.stream):
             self._seen.copy_(self._output, non_blocking=True)
 
     def _arrived(self) -> Table:
-        self._stream.synchronize()
+        self.settle()
         rows: Table = self._seen.numpy()[:, : len(FIRST)].copy()
         return rows

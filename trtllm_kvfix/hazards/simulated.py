@@ -1,6 +1,6 @@
 """Tensors on the simulated device for self-tests, with as much of torch's interface as the fixes use."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_kvfix import native
+from trtllm_kvfix.hazards.case import Arm, played
 from trtllm_kvfix.staging import on_stream
 
 POOLS, ROWS, PLANES, BLOCKS = SHAPE = (2, 4, 2, 8)
@@ -51,6 +52,30 @@ class DeviceTensor:
         self.memory = memory
 
 
+def trial(build: Callable[[native.Device], Arm], times: int = 1) -> None:
+    """A fix's self-test: the arm that it protects, on a simulated device. Raises AssertionError if it does not hold."""
+    arm = build(native.open_device("cpu"))
+    try:
+        for _ in range(times):
+            found, waited = played(arm, held(arm.device, arm.held))
+            require(waited, "what had to wait for the device did not wait")
+            wrong = int(np.count_nonzero(found.expected != found.found))
+            require(wrong == 0, f"{wrong} of {found.expected.size} words arrived as they were written after the call")
+    finally:
+        arm.settle()
+        arm.close()
+
+
+@contextmanager
+def held(device: native.Device, stream: int) -> Iterator[None]:
+    """Hold the work that is enqueued inside until the block ends."""
+    gate = device.close_gate(stream)
+    try:
+        yield
+    finally:
+        device.open_gate(gate)
+
+
 class Bench:
     """A stream that can be held, a live table and a destination."""
 
@@ -73,13 +98,9 @@ class Bench:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the work that is enqueued inside until the block ends, and finish it before the block is left."""
-        gate = self.device.close_gate(self.stream)
-        try:
-            with on_stream(self.device, self.stream):
-                yield
-        finally:
-            self.device.open_gate(gate)
-            self.device.synchronize(self.stream)
+        with held(self.device, self.stream), on_stream(self.device, self.stream):
+            yield
+        self.device.synchronize(self.stream)
 
     def arrived(self) -> Array:
         return self.device.download(self.output.memory, self.stream)

@@ -1,6 +1,9 @@
 """H1: the V1 manager refills its persistent pinned table in place while the copy of the last contents is queued."""
 
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +21,9 @@ from trtllm_kvfix.hazards.offsets import (
     Rows,
     Staged,
 )
+from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
+from trtllm_kvfix.staging import on_stream
 
 
 class RefilledTable(OffsetArm):
@@ -52,6 +57,33 @@ class InPlace:
 
     def close(self) -> None:
         """Nothing is owned here."""
+
+
+class Protected:
+    """Upstream's method with a fix around it. `InPlace` is what it does alone."""
+
+    def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
+        self.device = device
+        self._copy = around(copy_as_upstream)
+        self._managers: dict[int, Any] = {}  # by the address of their tables, which live as long
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        live = HostTensor(self.device, table, table.array)
+        manager = self._managers.setdefault(table.address, SimpleNamespace(host_kv_cache_block_offsets=live))
+        with on_stream(self.device, stream):
+            self._copy(manager, DeviceTensor(destination), len(rows))
+
+    def close(self) -> None:
+        """Nothing is owned here."""
+
+
+def copy_as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
+    for pool in range(POOLS):
+        dst_tensor[pool, :num_seqs].copy_(manager.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
+
+
+def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    trial(lambda device: RefilledTable(device, 0, Protected(around, device)))
 
 
 def refilled(shipper: BuildShipper, device: Device, seed: int) -> RefilledTable:

@@ -1,6 +1,8 @@
 """H2: the V2 manager ships with a kernel that reads pinned host memory when it runs; what it reads is reused early."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,9 @@ from trtllm_kvfix.hazards.offsets import (
     Staged,
     Table,
 )
+from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
+from trtllm_kvfix.staging import on_stream
 
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
 V_OFFSET = [1, 3]
@@ -107,6 +111,39 @@ class LiveGather(Gather):
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         self.copy_index.array[:] = rows
         self.gather(table, self.copy_index, destination, stream)
+
+
+class Protected(Gather):
+    """The same launch with a fix around it. `LiveGather` is what it does alone."""
+
+    def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
+        super().__init__(device)
+        self._launch = around(self.kernel)
+        self._tables: dict[int, HostTensor] = {}  # by address
+        self.copy_index, self.scales, self.offsets = (
+            self.pinned(contents) for contents in ([0] * ROWS, SCALE, V_OFFSET)
+        )
+
+    def pinned(self, contents: Sequence[int]) -> HostTensor:
+        memory = self.device.pinned((len(contents),), "int32")
+        memory.array[:] = contents
+        return HostTensor(self.device, memory, memory.array)
+
+    def kernel(self, table: Any, output: Any, order: Any, scales: Any, offsets: Any, stream: int) -> None:
+        factors = scales.tolist(), offsets.tolist()
+        self.device.gather_host_rows(output.memory, table.memory, order.memory, ROWS, BLOCKS, *factors, stream)
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        live = self._tables.setdefault(table.address, HostTensor(self.device, table, table.array))
+        self.copy_index.numpy()[:] = rows
+        with on_stream(self.device, stream):
+            self._launch(live, DeviceTensor(destination), self.copy_index, self.scales, self.offsets, stream)
+
+
+def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Twice each: the first time that a fix sees a table, it may do other things than from then on."""
+    for scenario in (NextCall, FreedRow):
+        trial(lambda device, kind=scenario: kind(device, 0, Protected(around, device)), times=2)  # type: ignore[misc]
 
 
 class DroppedSnapshot(Gather):

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.executors import Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.hazards.hazard import Scenario
@@ -25,10 +26,10 @@ def keeps_its_inputs(ground: Ground, up: Upstream) -> str | None:
     if not up.has(MODEL_ENGINE, ENGINE) or not up.has(PY_EXECUTOR, SCHEDULE):
         raise NothingToShow("there is no executor of the PyTorch backend")
     loop = _Loop(ground, up)
-    return loop.survives(loop.schedule) or loop.survives(loop.prepare)
+    return loop.survives(loop.schedule) or loop.survives(loop.prepare_inputs)
 
 
-class _Loop:
+class _Loop(Played):
     """Inputs of two batches, one after the other. Only attention's metadata is prepared, which needs no model.
 
     The next inputs may be written by the next scheduling step, or by the same engine's next preparation.
@@ -53,7 +54,7 @@ class _Loop:
         self._scheduling: Any = up.attribute(PY_EXECUTOR, SCHEDULE)
         self._batch = import_module(SCHEDULER).ScheduledRequests()
 
-    def prepare(self, batch: list[int]) -> None:
+    def prepare_inputs(self, batch: list[int]) -> None:
         self._chosen, self._has_written = batch, False
         try:
             self._engine._prepare_inputs(self._batch, self._cache, self._metadata)
@@ -71,18 +72,29 @@ class _Loop:
     def survives(self, go_on: Callable[[list[int]], None]) -> str | None:
         # Things that are made at their first use, such as pinned memory, would wait for the held stream: so run it
         # twice.
+        self._go_on = go_on
         for _ in range(2):
-            with held_in_front_of(self._ground, self._stream), self._ground.on(self._stream):
-                self.prepare(FIRST)
-                self._seen.copy_(self._output, non_blocking=True)
-                go_on(SECOND)
-            self._stream.synchronize()
-        arrived = self._seen.numpy()[: len(FIRST)].tolist()
-        if arrived == PROMPT_LENS[tuple(FIRST)]:
+            (own, arrived), _waited = played(self, held_in_front_of(self._ground, self._stream))
+        if arrived == own:
             return None
         whose = "those of the next" if arrived == PROMPT_LENS[tuple(SECOND)] else str(arrived)
         step = "scheduling" if go_on == self.schedule else "preparing inputs"
         return f"{step} did not wait for the device: a batch got other prompt lengths, {whose}"
+
+    def call(self) -> None:
+        with self._ground.on(self._stream):
+            self.prepare_inputs(FIRST)
+            self._seen.copy_(self._output, non_blocking=True)
+
+    def disturb(self) -> None:
+        with self._ground.on(self._stream):
+            self._go_on(SECOND)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
+
+    def compare(self) -> Comparison:
+        return Comparison(PROMPT_LENS[tuple(FIRST)], self._seen.numpy()[: len(FIRST)].tolist())
 
     def _write(self) -> None:
         self._has_written = True

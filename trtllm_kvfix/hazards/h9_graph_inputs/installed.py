@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
@@ -29,7 +30,7 @@ def keeps_its_tables(ground: Ground, up: Upstream) -> str | None:
     return _Experts(ground, up).survive()
 
 
-class _Experts:
+class _Experts(Played):
     """A layer that copies its tables inside the graph, as the backend of upstream's experts does.
 
     Two batches have an adapter each, of rank 1 in slot 0 and of rank 2 in slot 1.
@@ -55,17 +56,27 @@ class _Experts:
     def survive(self) -> str | None:
         # The first replay brings the graph to the device, which may wait for the held stream: so replay it twice.
         for _ in range(2):
-            with held_in_front_of(self._ground, self._stream), self._ground.on(self._stream):
-                self._write(0)
-                self._runner.replay(self._key, current_inputs=self._inputs)
-                for seen, read in zip(self._seen, (self._slots, self._ranks), strict=True):
-                    seen.copy_(read, non_blocking=True)
-                self._write(1)
-            self._stream.synchronize()
-        slots, ranks = (seen.numpy().tolist() for seen in self._seen)
-        if slots == [0] * BATCH and ranks == [1, 0]:
+            (own, arrived), _waited = played(self, held_in_front_of(self._ground, self._stream))
+        if arrived == own:
             return None
-        return f"a graph read slots {slots} and ranks {ranks} of the next batch, not {[0] * BATCH} and [1, 0]"
+        return "a graph read slots {} and ranks {} of the next batch, not {} and {}".format(*arrived, *own)
+
+    def call(self) -> None:
+        with self._ground.on(self._stream):
+            self._write(0)
+            self._runner.replay(self._key, current_inputs=self._inputs)
+            for seen, read in zip(self._seen, (self._slots, self._ranks), strict=True):
+                seen.copy_(read, non_blocking=True)
+
+    def disturb(self) -> None:
+        with self._ground.on(self._stream):
+            self._write(1)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
+
+    def compare(self) -> Comparison:
+        return Comparison([[0] * BATCH, [1, 0]], [seen.numpy().tolist() for seen in self._seen])
 
     def _write(self, slot: int) -> None:
         """Writes a batch's tables as `LoraParamBuilder` has them written."""

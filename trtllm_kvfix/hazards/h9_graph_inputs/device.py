@@ -4,18 +4,16 @@ The fix makes the host wait, so its next step has a thread of its own here: with
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from threading import Event
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ReplayFence
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
+from trtllm_kvfix.hazards.host_thread import HostThread
+from trtllm_kvfix.hazards.simulated import trial
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.staging import on_stream
 
 SLOTS, WORDS = SHAPE = (8, 4)  # of each adapter: its rank, and where its weights are
 ROW_BYTES = WORDS * 4
@@ -80,19 +78,12 @@ class Steps(Arm):
         super().close()
 
 
-class Observed:
-    """A device that reports when a thread is about to wait for an event."""
+class Fence(Protocol):
+    """A fix that knows when the replays that read a table are over."""
 
-    def __init__(self, device: Device, blocked: Event) -> None:
-        self._device = device
-        self._blocked = blocked
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def wait(self, event: int) -> None:
-        self._blocked.set()
-        self._device.wait(event)
+    def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
+    def writing(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
+    def replaying(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
 
 
 class FencedSteps(Steps):
@@ -100,51 +91,48 @@ class FencedSteps(Steps):
 
     is_early = False
 
-    def __init__(self, device: Device, seed: int) -> None:
+    def __init__(self, build: Callable[[], Fence], device: Device, seed: int) -> None:
         super().__init__(device, seed)
-        fence = ReplayFence()
+        fence = build()
         fence.handing_out(lambda _graph: self.graph.table)(self.graph)
         self._fill: Callable[..., None] = fence.writing(Graph.write)
         self._replay: Callable[..., None] = fence.replaying(lambda *_: self.graph.replay(self.held))
-        self._blocked = Event()  # the next step is, or has ended
-        self._host = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvfix-verify-host")
-        self._next_step: Future[None] | None = None
+        self._host = HostThread(device, self.held)
 
     def fill(self, step: int) -> None:
-        with self._on_held_stream():
-            self._fill(self.graph, self.tables[step])
+        self._fill(self.graph, self.tables[step])
+
+    def call(self) -> None:
+        with self._host.current():
+            super().call()
 
     def replay(self) -> None:
-        with self._on_held_stream():
-            self._replay(None, "key", {"lora_params": {"cuda_graph_params": self.graph}})
+        self._replay(None, "key", {"lora_params": {"cuda_graph_params": self.graph}})
 
     def disturb(self) -> None:
-        self._blocked.clear()
-        self._next_step = self._host.submit(self.fill, 1)
-        self._next_step.add_done_callback(lambda _: self._blocked.set())
-        self._blocked.wait()
+        self._host.begin(lambda: self.fill(1))
 
     def waiting(self) -> bool:
-        return self._next_step is not None and not self._next_step.done()
+        return self._host.waits()
 
     def wait_free(self) -> None:
-        if self._next_step is not None:
-            self._next_step.result()
+        self._host.finish()
 
     def settle(self) -> None:
         super().settle()
         self.wait_free()
 
     def close(self) -> None:
-        self._host.shutdown()
+        self._host.close()
         super().close()
 
-    def _on_held_stream(self) -> AbstractContextManager[None]:
-        return on_stream(cast("Device", Observed(self.device, self._blocked)), self.held)
+
+def self_test(build: Callable[[], Fence]) -> None:
+    trial(lambda device: FencedSteps(build, device, 0))
 
 
-CASES = (
-    Case(
+def case(build: Callable[[], Fence]) -> Case:
+    return Case(
         name="graph-inputs",
         variant="captured copies",
         hazard="H9",
@@ -158,10 +146,9 @@ CASES = (
             effect="the replay of step A runs and finds step B",
         ),
         fixed=Side(
-            FencedSteps,
+            partial(FencedSteps, build),
             how="An event lies behind the replay, and a step that fills the table waits for it (fix graph-inputs).",
             meanwhile="step B is about to fill the same table, and waits",
             effect="the replay of step A runs and finds step A; then step B fills the table",
         ),
-    ),
-)
+    )
