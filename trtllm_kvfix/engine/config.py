@@ -29,6 +29,9 @@ class EngineConfig:
     # Above 0, nothing is left to chance: in every n-th step the device begins nothing before the host waits for it, and
     # in the others the device is done before the host goes on.
     late_every: int = 0
+    # The native manager's copies between the tiers are late, too: they begin when the host waits for what they stand in
+    # front of, or else when the step is over.
+    late_copies: bool = False
 
     def __post_init__(self) -> None:
         if self.manager not in MANAGERS:

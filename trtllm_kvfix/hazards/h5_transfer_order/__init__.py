@@ -12,7 +12,14 @@ HAZARD = Hazard(
         "transfer-order",
         "Blocks move between the tiers, and no event orders that against the model",
         "A step reads a block whose load is still queued: it holds what its last owner left.",
-        {"tokens_per_block": 16, "blocks_primary": 56, "blocks_host": 80, "requests_max": 6, "tokens_max": 256},
+        {
+            "tokens_per_block": 16,
+            "blocks_primary": 56,
+            "blocks_host": 80,
+            "requests_max": 6,
+            "tokens_max": 256,
+            "late_copies": True,
+        },
     ),
     not_on={
         "installed": "a connector under load shows it, which takes a model and a server",
