@@ -44,6 +44,10 @@ def script_of(hazard: Hazard) -> Path:
     return Path(__file__).with_name(room_of(hazard)) / "reproducer.py"
 
 
+def text_of_script(hazard: Hazard) -> str:
+    return script_of(hazard).read_text(encoding="utf-8")
+
+
 def scenarios() -> tuple[Scenario, ...]:
     """The column of the installed classes."""
     return tuple(

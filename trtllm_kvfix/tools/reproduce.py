@@ -32,16 +32,16 @@ def reproduce(which: str | None, script: bool) -> None:
         for hazard in table.HAZARDS:
             click.echo(f"{hazard.id}  {shown(hazard)}")
         return
-    path = table.script_of(_hazard(which))
+    hazard = _hazard(which)
     if script:
-        click.echo(path.read_text(encoding="utf-8"), nl=False)
+        click.echo(table.text_of_script(hazard), nl=False)
         return
-    sys.exit(subprocess.run([sys.executable, str(path)], check=False).returncode)
+    sys.exit(subprocess.run([sys.executable, str(table.script_of(hazard))], check=False).returncode)
 
 
 def shown(hazard: Hazard) -> str:
     """The first line of the script, without the hazard's name."""
-    said = ast.get_docstring(ast.parse(table.script_of(hazard).read_text(encoding="utf-8"))) or ""
+    said = ast.get_docstring(ast.parse(table.text_of_script(hazard))) or ""
     return said.partition("\n")[0].removeprefix(f"{hazard.id}: ")
 
 
