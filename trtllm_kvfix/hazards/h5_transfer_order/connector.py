@@ -7,13 +7,13 @@ import ctypes
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
-from trtllm_kvfix.hazards.h5_transfer_order.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, BYTES, SHAPE, addresses
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Side
+from trtllm_kvfix.hazards.h5_transfer_order.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, SHAPE, TwoStreams
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Step
@@ -95,40 +95,17 @@ class Connector:
         return slots[list(step.stores[0].slots)].copy()
 
 
-class ConnectorArm(Arm):
-    held_work: ClassVar[str]
-    free_work: ClassVar[str]
-
+class ConnectorArm(TwoStreams):
     def __init__(self, device: Device, seed: int, *, ordered: bool) -> None:
         super().__init__(device, seed)
         self.ordered = ordered
-        self.idle, self.bystander = device.create_stream(), device.create_stream()
-        self.computes = self.held if ordered else self.idle  # as far as the connector knows
-        self.held_done = device.create_event()
-        self.blocks, self.seen, self.aside = (device.empty(SHAPE, "uint32") for _ in range(3))
-        self.host = device.pinned(SHAPE, "uint32")
+        self.computes = self.held if ordered else self.free  # as far as the connector knows
         self.connector = Connector(device, self.blocks)
         self.content = 0
         self.pending = False
 
-    def lanes(self) -> tuple[Lane, ...]:
-        return Lane("compute stream", self.held_work), Lane("copy stream", self.free_work, not self.ordered)
-
-    def draw(self) -> NDArray[np.uint32]:
-        return self.random.integers(1, 1 << 32, SHAPE, np.uint32)
-
-    def disturb(self) -> None:
-        if self.ordered:
-            self.device.copy_batch(addresses(self.aside), addresses(self.host), BYTES, "stream", self.bystander)
-            self.device.synchronize(self.bystander)
-        else:
-            self.connector.wait()
-
     def waiting(self) -> bool:
         return not self.ordered or not self.connector.over()
-
-    def wait_held(self) -> None:
-        self.device.wait(self.held_done)
 
     def wait_free(self) -> None:
         if self.pending:
@@ -137,15 +114,11 @@ class ConnectorArm(Arm):
 
     def settle(self) -> None:
         self.wait_free()
-        for stream in (self.held, self.idle, self.bystander):
-            self.device.synchronize(stream)
+        super().settle()
         self.connector.settle()
 
     def close(self) -> None:
         self.connector.worker.close()
-        self.device.destroy_event(self.held_done)
-        for stream in (self.idle, self.bystander):
-            self.device.destroy_stream(stream)
         super().close()
 
 
@@ -162,7 +135,7 @@ class StoreThroughConnector(ConnectorArm):
 
     def lead_in(self) -> None:
         self.device.fill_words(self.blocks.address, BLOCKS * BLOCK_WORDS, self.value, self.held)
-        self.device.record(self.held_done, self.held)
+        self.held_work_ends()
 
     def call(self) -> None:
         self.step = self.connector.begin_store(self.request, self.computes)
@@ -189,7 +162,7 @@ class LoadThroughConnector(ConnectorArm):
 
     def lead_in(self) -> None:
         self.device.copy(self.seen.address, self.blocks.address, BLOCKS * BLOCK_BYTES, self.held)
-        self.device.record(self.held_done, self.held)
+        self.held_work_ends()
 
     def call(self) -> None:
         self.connector.begin_load(self.connector.request(self.content), self.computes)

@@ -63,34 +63,65 @@ class Ordered:
         self.device.destroy_event(self.computed)
 
 
-class TransferArm(Arm):
+class TwoStreams(Arm):
     """Blocks on the device and on the host, a stream behind the gate, and one that is free to run ahead of it.
 
-    The free stream waits for the held one only if the mover has made it. Without an edge, the arm waits for it while
-    the gate is closed, so it has certainly run ahead. With an edge, the arm issues an unordered copy of the same size
-    later and waits for that: work that is still not done then is held by its edge, and not merely slow.
+    The free stream waits for the held one only if it is ordered. Without an edge, the arm waits for it while the gate
+    is closed, so it has certainly run ahead. With an edge, the arm issues an unordered copy of the same size later and
+    waits for that: work that is still not done then is held by its edge, and not merely slow.
     """
 
     holds_copy: ClassVar[bool] = False  # which of the two streams is behind the gate
     held_work: ClassVar[str]
     free_work: ClassVar[str]
+    ordered: bool
 
-    def __init__(self, device: Device, seed: int, build_mover: Callable[[Device, int, int], Mover]) -> None:
+    def __init__(self, device: Device, seed: int) -> None:
         super().__init__(device, seed)
         self.free, self.bystander = device.create_stream(), device.create_stream()
-        self.compute, self.copy = (self.free, self.held) if self.holds_copy else (self.held, self.free)
-        self.mover = build_mover(device, self.compute, self.copy)
-        self.held_done, self.followed = device.create_event(), device.create_event()
+        self.held_done = device.create_event()
         self.blocks, self.seen, self.aside = (device.empty(SHAPE, "uint32") for _ in range(3))
         self.host, self.unrelated = (device.pinned(SHAPE, "uint32") for _ in range(2))
 
     def lanes(self) -> tuple[Lane, ...]:
         held, free = ("copy", "compute") if self.holds_copy else ("compute", "copy")
-        early = not self.mover.ordered
-        return Lane(f"{held} stream", self.held_work), Lane(f"{free} stream", self.free_work, early)
+        return Lane(f"{held} stream", self.held_work), Lane(f"{free} stream", self.free_work, not self.ordered)
 
     def draw(self) -> NDArray[np.uint32]:
         return self.random.integers(1, 1 << 32, SHAPE, np.uint32)
+
+    def disturb(self) -> None:
+        if self.ordered:
+            self.device.copy_batch(addresses(self.aside), addresses(self.unrelated), BYTES, "stream", self.bystander)
+            self.device.synchronize(self.bystander)
+        else:
+            self.wait_free()
+
+    def held_work_ends(self) -> None:
+        """Call this behind the work of the held stream, before that stream is made to wait for the other."""
+        self.device.record(self.held_done, self.held)
+
+    def wait_held(self) -> None:
+        self.device.wait(self.held_done)
+
+    def settle(self) -> None:
+        for stream in (self.held, self.free, self.bystander):
+            self.device.synchronize(stream)
+
+    def close(self) -> None:
+        self.device.destroy_event(self.held_done)
+        for stream in (self.free, self.bystander):
+            self.device.destroy_stream(stream)
+        super().close()
+
+
+class TransferArm(TwoStreams):
+    def __init__(self, device: Device, seed: int, build_mover: Callable[[Device, int, int], Mover]) -> None:
+        super().__init__(device, seed)
+        self.compute, self.copy = (self.free, self.held) if self.holds_copy else (self.held, self.free)
+        self.mover = build_mover(device, self.compute, self.copy)
+        self.ordered = self.mover.ordered
+        self.followed = device.create_event()
 
     def follow(self) -> None:
         """Enqueue what uses the blocks after the call."""
@@ -98,28 +129,13 @@ class TransferArm(Arm):
     def disturb(self) -> None:
         self.follow()
         self.device.record(self.followed, self.free)
-        if self.mover.ordered:
-            self.device.copy_batch(addresses(self.aside), addresses(self.unrelated), BYTES, "stream", self.bystander)
-            self.device.synchronize(self.bystander)
-        else:
-            self.device.wait(self.followed)
+        super().disturb()
 
     def waiting(self) -> bool:
-        return not self.mover.ordered or not self.device.done(self.followed)
-
-    def held_work_ends(self) -> None:
-        """Call this behind the work of the held stream, before the mover makes that stream wait for the other."""
-        self.device.record(self.held_done, self.held)
-
-    def wait_held(self) -> None:
-        self.device.wait(self.held_done)
+        return not self.ordered or not self.device.done(self.followed)
 
     def wait_free(self) -> None:
         self.device.wait(self.followed)
-
-    def settle(self) -> None:
-        for stream in (self.held, self.free, self.bystander):
-            self.device.synchronize(stream)
 
     def read_blocks(self) -> None:
         """Read the blocks as attention does, as far as order goes."""
@@ -127,10 +143,7 @@ class TransferArm(Arm):
 
     def close(self) -> None:
         self.mover.close()
-        for event in (self.held_done, self.followed):
-            self.device.destroy_event(event)
-        for stream in (self.free, self.bystander):
-            self.device.destroy_stream(stream)
+        self.device.destroy_event(self.followed)
         super().close()
 
 
