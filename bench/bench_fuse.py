@@ -21,9 +21,9 @@ from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
-from trtllm_kvfix.fixes.simulated_tensors import SHAPE, Bench
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
+from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.staging import OffsetStager, on_stream
 
 CALLS = 100  # few, so that some batches meet no other process

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "trtllm_kvfix.tools.doctor.command:doctor",
     "enable": "trtllm_kvfix.overlay.hook_file:enable",
     "replay": "trtllm_kvfix.tools.replay.command:replay",
+    "reproduce": "trtllm_kvfix.tools.reproduce:reproduce",
     "run": "trtllm_kvfix.overlay.launch:run",
     "selfcheck": "trtllm_kvfix.tools.selfcheck.command:selfcheck",
     "status": "trtllm_kvfix.tools.status:status",

@@ -25,6 +25,7 @@ SUMMARIES = {
     "doctor": "Show what is installed here, and which fixes it needs.",
     "enable": "Install a hook: every Python here gets the fixes.",
     "replay": "Replay a request trace: hit rates and host tiers.",
+    "reproduce": "Show a hazard by a script that needs nothing of ours.",
     "run": "Run a command with the fixes.",
     "selfcheck": "Try every fix on the installed TensorRT-LLM.",
     "status": "Show which fixes run in this user's processes.",
@@ -44,6 +45,7 @@ EXAMPLES = {
         "trtllm-kvfix doctor --json",
     ),
     "enable": ("trtllm-kvfix enable",),
+    "reproduce": ("trtllm-kvfix reproduce", "trtllm-kvfix reproduce H2", "trtllm-kvfix reproduce H2 --script > h2.py"),
     "run": (
         "trtllm-kvfix run -- trtllm-serve MODEL --config server.yaml",
         "trtllm-kvfix run --fix token-budget=observe --metrics-port 9400 -- trtllm-serve MODEL",

@@ -58,7 +58,7 @@ def test_sdist_has_nothing_that_wants_a_checkout(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         files = [name.partition("/")[2] for name in archive.getnames()]
     folders = {name.partition("/")[0] for name in files if "/" in name}
-    assert folders == {"cmake", "cpp", "docs", "examples", "licenses", "reproducers", "tools", "trtllm_kvfix"}
+    assert folders == {"cmake", "cpp", "docs", "examples", "licenses", "tools", "trtllm_kvfix"}
     assert {name for name in files if name.startswith("tools/")} == {"tools/install_nvcc.sh", "tools/wheels.sh"}
     assert [name for name in files if name.startswith(("cpp/tests/", "cpp/fuzz/")) or name == "Makefile"] == []
 

@@ -1,4 +1,4 @@
-"""Needs a CUDA GPU, torch, and tests/ and reproducers/ beside integration/.
+"""Needs a CUDA GPU, torch, and tests/ beside integration/.
 
 The reproducers with torch itself: those of torch alone as they are, the others on the stand-in with torch's tensors.
 """

@@ -12,7 +12,7 @@ LIMIT_S = 300
 
 
 def test_the_reproducer_shows_the_collision() -> None:
-    (script,) = (ROOT / "reproducers").glob("h6_*.py")
+    script = ROOT / "trtllm_kvfix" / "hazards" / "h6_listener_port" / "reproducer.py"
     environ = os.environ | {"PYTHONPATH": str(NIXL)}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)

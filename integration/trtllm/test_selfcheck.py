@@ -2,10 +2,12 @@
 
 import pytest
 
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.ground import TorchGround, Unavailable
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import Upstream
-from trtllm_kvfix.tools.selfcheck import build, steps, verdicts
-from trtllm_kvfix.tools.selfcheck.ground import TorchGround, Unavailable
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS, Scenario
+from trtllm_kvfix.tools.selfcheck import steps, verdicts
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 
 pytest.importorskip("tensorrt_llm", reason="needs TensorRT-LLM")
 

@@ -21,10 +21,10 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from integration.upstream import cuda, graph_tables, graphs, late, parts, provided  # noqa: E402  they need torch
 from integration.upstream.loading import EXECUTOR  # noqa: E402
 from integration.upstream.server import upstream  # noqa: E402
+from trtllm_kvfix.hazards import build  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
-from trtllm_kvfix.tools.selfcheck import build, steps, verdicts  # noqa: E402
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS  # noqa: E402
-from trtllm_kvfix.tools.selfcheck.steps import Outcome  # noqa: E402
+from trtllm_kvfix.tools.selfcheck import steps, verdicts  # noqa: E402
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome  # noqa: E402
 
 TREES = os.environ.get("KVFIX_UPSTREAM")
 TIMEOUT_S = 60

@@ -110,4 +110,4 @@ def with_fix(config: EngineConfig, fix: str) -> EngineConfig:
     """The same engine with all fixes."""
     layout = "v2" if fix == "staged-offsets-v2" else "v1"
     manager = "one-by-one" if fix == "computed-blocks" else config.manager
-    return replace(config, layout=layout, manager=manager, late_every=1)
+    return replace(config, layout=layout, manager=manager, late_every=1, late_copies=fix == "transfer-order")

@@ -47,6 +47,26 @@ def test_a_wait_that_does_not_end_says_what_it_was_for(machine: Machine, monkeyp
     fence.wait()
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_copies_begin_when_the_host_waits_for_what_they_stand_in_front_of(machine: Machine, ordered: bool) -> None:
+    device = machine.device
+    copies, idle = device.create_stream(), device.create_stream()
+    machine.hold_copies(copies, in_front_of=machine.stream if ordered else idle)
+    copied = device.create_event()
+    device.record(copied, copies)
+    if ordered:
+        device.make_wait(machine.stream, copied)
+    step = Fence(machine, "a step")
+    step.record()
+    step.wait()
+    assert (device.done(copied), machine.holds_copies) == (ordered, not ordered)
+    machine.hold_copies(copies, in_front_of=machine.stream)
+    assert machine.holds_copies
+    step.wait()
+    assert machine.holds_copies, "a step before them does not let them go"
+    machine.let_copies_go()
+
+
 def test_a_gate_that_nobody_is_left_to_open_is_opened_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_S_MAX", 0.02)
     machine = open_machine("cpu")

@@ -20,10 +20,10 @@ from trtllm_kvfix.fixes import waits as finishing
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
-from trtllm_kvfix.fixes.simulated_tensors import SHAPE, Bench
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
 from trtllm_kvfix.fixes.waits import finish
+from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import on_stream

@@ -14,8 +14,8 @@ from tests.fixes.faults import Place, attributes_of, failing
 from tests.fixes.proofs import places_of
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fix_ids import FIX_IDS
-from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.upstream import NIXL_ADAPTERS
 
 EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id in FIX_IDS for place in places_of(fix_id)]
 
@@ -28,7 +28,7 @@ def build(place: Place) -> Iterator[None]:
         return
     with upstream(place.variant, nixl=True):
         import_module("nixl")
-        import_module(ADAPTERS[0])
+        import_module(NIXL_ADAPTERS[0])
         yield
 
 

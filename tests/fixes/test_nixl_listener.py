@@ -9,13 +9,13 @@ from tests.fixes.applied import applied
 from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.fixture import upstream
-from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS, FIX
+from trtllm_kvfix.fixes.nixl_listener.record import FIX
 from trtllm_kvfix.overlay.fix import State
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.overlay.upstream import NIXL_ADAPTERS, Upstream
 
 
 def adapter() -> Any:
-    return import_module(ADAPTERS[0])
+    return import_module(NIXL_ADAPTERS[0])
 
 
 def listens(agent_name: str) -> bool:
@@ -76,7 +76,7 @@ BROKEN = Broken("fixes.nixl_listener.record.without_listener", as_it_was)
 def configure(place: Place) -> None:
     """Configures as the adapter does. If our code fails, upstream gets its arguments unchanged."""
     nixl = import_module("nixl")
-    scope = {"__name__": ADAPTERS[0], "nixl_agent_config": nixl.nixl_agent_config}
+    scope = {"__name__": NIXL_ADAPTERS[0], "nixl_agent_config": nixl.nixl_agent_config}
     made = [eval("nixl_agent_config(True, True, backends=['UCX'])", scope) for _ in range(4)]
     assert all(config.backends == ["UCX"] for config in made)
     assert made[0].enable_listen, f"{place} was never come by"

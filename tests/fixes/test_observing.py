@@ -17,8 +17,8 @@ from trtllm_kvfix.fix_ids import BLIND
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ObservedReads
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import ObservedFence
-from trtllm_kvfix.fixes.simulated_tensors import Bench
 from trtllm_kvfix.fixes.token_budget.mechanism import Preparation
+from trtllm_kvfix.hazards.simulated import Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.registry import Registry

@@ -10,7 +10,7 @@ from tests.fixes.applied import standing_in
 from tests.standin.serving import Server
 from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.simulated_tensors import SHAPE, Bench
+from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.metrics.counters import Counter
 from trtllm_kvfix.overlay.registry import Registry

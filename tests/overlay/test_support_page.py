@@ -15,7 +15,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.launch import run
 from trtllm_kvfix.settings import load, names, variable_of
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 
 PAGE = (ROOT / "docs" / "support.md").read_text()
 
@@ -44,7 +44,7 @@ def test_every_fix_has_its_fallback_on_the_page() -> None:
 def test_every_fix_stands_beside_its_hazard() -> None:
     page = (ROOT / "docs" / "hazards" / "README.md").read_text()
     rows = dict(re.findall(r"^\| \[(H\d+)\]\(.*?\) (\|.*)$", page, re.MULTILINE))
-    assert [fix.id for fix in ALL if f"`{fix.id}`" not in rows[fix.hazard]] == []
+    assert [fix.id for fix in ALL if f"`{fix.id}`" not in rows.get(fix.hazard, "")] == []
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "mangled"])
@@ -101,7 +101,8 @@ def test_the_page_of_a_rollout_observes_what_can_be_observed() -> None:
     block = next(each for each in re.findall(r"```yaml\n(.*?)```", ROLLOUT, re.DOTALL) if "observe" in each)
     settings = load(environ={}, section=yaml.safe_load(block)["kvfix"])
     for fix in ALL:
-        assert settings.fixes.of(fix.id) == ("off" if fix.counting_replacements is None else "observe")
+        choice = "off" if fix.counting_replacements is None else "observe"
+        assert settings.fixes.of(fix.id) == choice, f"docs/rollout.md: {fix.id} has to be on {choice} there"
 
 
 def test_the_page_of_a_rollout_names_scenarios_and_metrics_that_exist() -> None:

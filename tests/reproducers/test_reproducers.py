@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.standin.fixture import STANDIN
+from trtllm_kvfix import hazards
+from trtllm_kvfix.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "reproducers"
-SCRIPTS = sorted(FOLDER.glob("h*.py"))
+FOLDER = Path(hazards.__file__).parent
+SCRIPTS = sorted(FOLDER.glob("h*/reproducer.py"))
 LINES_MAX = 80
 SHOWS, CLEAN, NOTHING_TO_SEE = 1, 0, 2
 
@@ -42,7 +45,7 @@ AS_A_SERVER = (
 
 
 def script(hazard: str) -> Path:
-    (found,) = FOLDER.glob(f"{hazard}_*.py")
+    (found,) = FOLDER.glob(f"{hazard}_*/reproducer.py")
     return found
 
 
@@ -77,7 +80,7 @@ def test_with_the_overlay_it_comes_out_clean(hazard: str, variant: str) -> None:
         for package in ("torch", "tensorrt_llm", "nixl")
         if re.search(rf"^ *(import|from) {package}\b", path.read_text(), re.MULTILINE)
     ],
-    ids=lambda value: getattr(value, "stem", value),
+    ids=lambda value: value.parent.name if isinstance(value, Path) else value,
 )
 def test_a_package_that_cannot_be_imported_is_no_hazard(path: Path, package: str, tmp_path: Path) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ImportError('{package} is broken')\n")
@@ -90,18 +93,39 @@ def test_a_package_that_cannot_be_imported_is_no_hazard(path: Path, package: str
 
 def test_every_hazard_has_one() -> None:
     pages = {page.name[:2] for page in (ROOT / "docs" / "hazards").glob("h[0-9]-*.md")}
-    assert {path.name[:2] for path in SCRIPTS} == pages
+    assert {path.parent.name[:2] for path in SCRIPTS} == pages
     assert pages - set(EXPECTED) == {"h6"}, "NIXL's runs in integration/nixl"
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.parent.name)
 def test_a_reproducer_stands_alone_and_says_what_it_shows(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= LINES_MAX
     assert "kvfix" not in text
     said = text.split('"""')[1]
-    assert said.startswith(f"{path.stem[:2].upper()}: ")
+    assert said.startswith(f"{path.parent.name[:2].upper()}: ")
     assert re.findall(r"^(Shows|Control|Needs|Exit code):", said, re.MULTILINE) == [
         "Shows", "Control", "Needs", "Exit code",
     ]  # fmt: skip
     assert re.search(r"second|minute", said), "how long it takes"
+
+
+def test_the_command_prints_a_script_as_it_is_and_lists_all() -> None:
+    for path in SCRIPTS:
+        hazard = path.parent.name[:2]
+        assert CliRunner().invoke(main, ["reproduce", hazard, "--script"]).stdout == path.read_text()
+    listed = CliRunner().invoke(main, ["reproduce"]).stdout.splitlines()
+    assert [line.split()[0].lower() for line in listed] == [path.parent.name[:2] for path in SCRIPTS]
+    assert listed[5] == "H6  two NIXL agents of one host share a metadata listener's port."
+
+
+def test_the_command_runs_a_script_and_ends_with_its_code() -> None:
+    shows, not_there = (run(variant, "-m", "trtllm_kvfix", "reproduce", "H1") for variant in "BA")
+    assert (shows.returncode, not_there.returncode) == (SHOWS, NOTHING_TO_SEE)
+    assert "without one it got OTHER offsets" in shows.stdout
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["H99"], "HAZARD is 'H99'"), (["--script"], "name it: H1, H2")])
+def test_the_command_refuses_what_it_does_not_know(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["reproduce", *arguments])
+    assert (result.exit_code, said in result.stderr) == (2, True)

@@ -19,7 +19,7 @@ from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
-from trtllm_kvfix.staging import on_stream
+from trtllm_kvfix.staging import Mark, on_stream
 
 HALVES = 2  # in a float32
 
@@ -110,9 +110,10 @@ class Cache:
         scheduled = [
             Scheduled(part.request, part.begin, part.tokens, own[0]) for part, own in zip(parts, blocks, strict=True)
         ]
-        is_ordered = self._config.has("transfer-order")
-        self.tier.step(scheduled, self._machine.stream if is_ordered else self._idle)
-        if self._config.late_every and not is_ordered:
+        begun = Mark(self._machine.device, self._ordering_stream)
+        begun.record()
+        self.tier.step(scheduled, self._ordering_stream)
+        if self._config.late_every and begun.done():
             self.tier.wait()  # nothing holds these: they are over before the step begins
 
     def _look_in_tier(self, request: Request) -> None:
@@ -161,15 +162,20 @@ class Cache:
                 refused.append(request)
         return refused
 
+    @property
+    def _ordering_stream(self) -> int:
+        """The stream that copies are ordered with: the model's, or in a control the one on which nothing runs."""
+        return self._machine.stream if self._config.has("transfer-order") else self._idle
+
     @contextmanager
     def _ordering(self) -> Iterator[None]:
         """The streams that copies between the tiers wait for, and those that wait for the copies."""
-        if self._config.has("transfer-order") or self.tier is not None:
+        if self.tier is not None:
             yield
             return
-        if self._config.late_every:
-            self._machine.hold_copies(self.copy_stream)
-        with on_stream(self._machine.device, self._idle):
+        if self._config.late_copies:
+            self._machine.hold_copies(self.copy_stream, in_front_of=self._ordering_stream)
+        with on_stream(self._machine.device, self._ordering_stream):
             yield
 
     def store(self, request: Request) -> None:
@@ -179,7 +185,7 @@ class Cache:
             self._offer_all(request)
 
     def _let_copies_go(self) -> None:
-        """Let copies run after the step that needed them: no event orders the two."""
+        """Let copies run that are still held: they are later than the step, as no event orders the two."""
         if self._machine.holds_copies:
             self._machine.settle()
             self._machine.let_copies_go()

@@ -4,16 +4,10 @@ from dataclasses import dataclass, field
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.fix_ids import FIX_IDS
+from trtllm_kvfix.hazards import table
 
 # Switching one off takes one protection away; all but the second are fixes of the overlay. docs/hazards describes them.
-HAZARDS = {
-    "staged-offsets-v1": "H1",
-    "staged-offsets-v2": "H2",
-    "transfer-order": "H5",
-    "input-copy-fence": "H7",
-    "computed-blocks": "H8",
-    "graph-inputs": "H9",
-}
+HAZARDS = {hazard.scene.fix: hazard.id for hazard in table.HAZARDS if hazard.scene is not None}
 MANAGERS = ("native", "one-by-one")
 TIERS = ("native", "connector")
 
@@ -35,6 +29,9 @@ class EngineConfig:
     # Above 0, nothing is left to chance: in every n-th step the device begins nothing before the host waits for it, and
     # in the others the device is done before the host goes on.
     late_every: int = 0
+    # The native manager's copies between the tiers are late, too: they begin when the host waits for what they stand in
+    # front of, or else when the step is over.
+    late_copies: bool = False
 
     def __post_init__(self) -> None:
         if self.manager not in MANAGERS:

@@ -79,10 +79,12 @@ class Machine:
         self._torch_stream: Any = torch and torch.cuda.Stream()
         self.stream: int = device.create_stream() if torch is None else self._torch_stream.cuda_stream
         self._worker = _HostFunctions(device, self.stream) if torch is None else None
-        self._lock = Lock()  # guards the next three
+        self._lock = Lock()  # guards the next five
         self._gates: deque[tuple[int, int]] = deque()  # (number, gate), closed
         self.held = 0  # gates closed so far
         self._copies: int | None = None  # the gate of another stream
+        self._copies_held = 0  # such gates closed so far
+        self._behind_copies = False  # the model's stream waits for what that gate holds
         self._watchdog: Thread | None = None
         self._closing = Event()
         self.opened_by_force = 0  # gates that had to be opened by force
@@ -123,14 +125,25 @@ class Machine:
             while self._gates and self._gates[0][0] <= number:
                 self.device.open_gate(self._gates.popleft()[1])
 
-    def hold_copies(self, stream: int) -> None:
-        """Hold what another stream gets from now on, until it is released."""
+    def hold_copies(self, stream: int, in_front_of: int | None = None) -> None:
+        """Hold what another stream gets from now on, until it is released, or until the host waits for the model's
+        stream, if that is what the held work stands in front of."""
         with self._lock:
             if self._copies is None:
                 self._copies = self._closed(stream)
+                self._copies_held += 1
+                self._behind_copies = in_front_of == self.stream
 
-    def let_copies_go(self) -> None:
+    def copies_in_front(self) -> int:
+        """The number of the gate that the model's stream waits for by way of another stream. 0: of none."""
         with self._lock:
+            return self._copies_held if self._copies is not None and self._behind_copies else 0
+
+    def let_copies_go(self, number: int | None = None) -> None:
+        """`number`: unless another gate has been closed since that one."""
+        with self._lock:
+            if number not in (None, self._copies_held):
+                return
             gate, self._copies = self._copies, None
             if gate is not None:
                 self.device.open_gate(gate)
@@ -189,13 +202,16 @@ class Fence:
         self._what = what
         self._mark = Mark(machine.device, machine.stream)
         self._behind = 0
+        self._behind_copies = 0
 
     def record(self) -> None:
-        self._behind = self._machine.held
+        self._behind, self._behind_copies = self._machine.held, self._machine.copies_in_front()
         self._mark.record()
 
     def wait(self) -> None:
         self._machine.let_go(self._behind)
+        if self._behind_copies:
+            self._machine.let_copies_go(self._behind_copies)
         begin = perf_counter()
         while not self._mark.done():
             waited = perf_counter() - begin

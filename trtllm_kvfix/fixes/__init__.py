@@ -9,7 +9,7 @@ meets upstream in this order:
    `token_budget`, `input_copy_fence`), of CUDA graphs (`graph_inputs`), of the transfer agent (`nixl_listener`);
 3. in a step, a mechanism reads the batch by `batches`, asks how much of a prompt is cached by `reuse`, and waits for
    the device by `waits`, also when its own code has failed;
-4. its self-test runs it on the tensors of `simulated_tensors`, without upstream and without a GPU.
+4. its self-test runs it on simulated tensors (`hazards`), without upstream and without a GPU.
 """
 
 from importlib import import_module

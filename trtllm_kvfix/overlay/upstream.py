@@ -33,6 +33,12 @@ GRAPH_RUNNER = f"{_EXECUTOR}.cuda_graph_runner"
 LORA_PARAMS = f"{PACKAGE}._torch.peft.lora.cuda_graph_lora_params"
 CREATOR = f"{_EXECUTOR}._util"
 SCHEDULER = f"{_EXECUTOR}.scheduler"
+# The raw adapter of the host tier that servers share, of forks.
+NIXL_ADAPTERS = (
+    f"{_EXECUTOR}.connectors.remote_g2_raw_nixl_adapter",
+    f"{_EXECUTOR}.remote_g2_raw_nixl_adapter",
+)
+NIXL = "nixl"
 STEP_COPIES = f"{PACKAGE}._torch.cute_dsl_kernels.spec_step_copies.op"
 
 

@@ -27,7 +27,7 @@ from trtllm_kvfix.tools.verify.catalogue import CASES
 DEVICE_ALONE = "H5"
 SEEN_OF_THE_ENGINE = ("H1", "H2", "H7", "H9")  # H8 is a matter of books
 KNOWN = Path(__file__).with_name("known.txt")
-OURS = ("tools/verify/", "tests/standin/", "trtllm_kvfix/engine/")  # where the statement has to be
+OURS = ("tools/verify/", "hazards/", "tests/standin/", "trtllm_kvfix/engine/")  # where the statement has to be
 
 
 @dataclass

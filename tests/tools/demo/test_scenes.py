@@ -4,6 +4,7 @@ import pytest
 
 from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import HAZARDS
+from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.tools.demo.chat import USERS, Answer, from_whom, quiet
 from trtllm_kvfix.tools.demo.scenes import SCENES, Scene, choose, play
@@ -20,6 +21,21 @@ def test_the_order_is_chosen_so_another_seed_of_the_device_changes_nothing() -> 
     scene = SCENES[0]
     first, second = play(scene, "cpu", 0), play(scene, "cpu", 7)
     assert first == second
+
+
+def test_both_arms_of_a_scene_are_played_on_one_schedule_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies between the tiers are late in each step of both arms; only what waits for them differs."""
+    held: list[bool] = []  # whether the model's stream waits for the copies
+    hold = Machine.hold_copies
+
+    def noted(machine: Machine, stream: int, in_front_of: int | None = None) -> None:
+        held.append(in_front_of == machine.stream)
+        hold(machine, stream, in_front_of)
+
+    monkeypatch.setattr(Machine, "hold_copies", noted)
+    scene = next(scene for scene in SCENES if scene.fix == "transfer-order")
+    found = play(scene, "cpu", 0)
+    assert (held.count(False), held.count(True)) == (found.control.steps, found.fixed.steps)
 
 
 def test_every_fix_that_can_change_an_answer_has_its_scene() -> None:

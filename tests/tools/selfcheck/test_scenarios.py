@@ -8,10 +8,10 @@ import pytest
 from tests.overlay.upstream_double import ROOT
 from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.tools.selfcheck import parent, report, steps
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS, Scenario
-from trtllm_kvfix.tools.selfcheck.steps import Outcome
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome
 from trtllm_kvfix.tools.selfcheck.verdicts import judged
 
 LIMIT_S = 120

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtllm_kvfix.tools.selfcheck.scenarios import Scenario
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.tools.selfcheck.steps import ARMS, Outcome, Result
 from trtllm_kvfix.tools.selfcheck.verdicts import judged
 

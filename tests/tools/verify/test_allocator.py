@@ -1,7 +1,7 @@
 """The double of the caching allocator: who is not recorded is not waited for."""
 
+from trtllm_kvfix.hazards.h2_block_offsets_v2.allocator import CachingHostAllocator
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.tools.verify.allocator import CachingHostAllocator
 
 
 def test_a_block_comes_back_at_once_when_no_event_was_recorded() -> None:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix.fixes.graph_inputs.mechanism import Reads
+from trtllm_kvfix.hazards.case import Case
+from trtllm_kvfix.hazards.h2_block_offsets_v2.device import kernel_output
+from trtllm_kvfix.hazards.h5_transfer_order.transfers import Ordered, Unordered
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.catalogue import CASES, NAMES, select
-from trtllm_kvfix.tools.verify.offsets_v2 import kernel_output
 from trtllm_kvfix.tools.verify.outcome import Verdict
 from trtllm_kvfix.tools.verify.runner import run_case
-from trtllm_kvfix.tools.verify.transfers import Ordered, Unordered
 
 from .doubles import named, unfixed, vacuous
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
+from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.verify import catalogue, command
-from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.outcome import CaseOutcome, Report
 from trtllm_kvfix.tools.verify.runner import run_case
 

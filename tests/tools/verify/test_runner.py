@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from trtllm_kvfix.hazards.case import Comparison
+from trtllm_kvfix.hazards.h1_block_offsets_v1.device import InPlace, RefilledTable
 from trtllm_kvfix.native import Device, open_device
-from trtllm_kvfix.tools.verify.case import Comparison
-from trtllm_kvfix.tools.verify.offsets_v1 import InPlace, RefilledTable
 from trtllm_kvfix.tools.verify.outcome import Verdict
 from trtllm_kvfix.tools.verify.runner import Iteration, first_wrong, run_case, run_side, typical
 

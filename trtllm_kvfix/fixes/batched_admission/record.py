@@ -1,15 +1,13 @@
 """Record of the fix that admits sequences in order of their evictions and measures their reuse (H3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission, ObservedAdmission
 from trtllm_kvfix.fixes.batches import MAIN
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import require
+from trtllm_kvfix.hazards.h3_admission_reuse import simulated as h3
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
@@ -66,68 +64,10 @@ def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Rep
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), ObservedAdmission(fuse.of(ID)).looking_on)]
 
 
-@dataclass(eq=False)
-class _Request:
-    py_request_id: int
-    prompt_len: int
-    cached: int
-    is_first_context_chunk: bool = True
-    prepopulated_prompt_len: int = 0
-
-    def get_token(self, beam: int, position: int) -> int:
-        return self.get_tokens(beam)[position]
-
-    def get_tokens(self, beam: int) -> list[int]:
-        return [beam] * self.prompt_len
-
-    def get_unique_tokens(self, beam: int) -> list[int]:  # where there is no BlockKey to make them
-        return self.get_tokens(beam)
-
-
-@dataclass
-class _Batch:
-    context_requests: list[_Request] = field(default_factory=list)
-
-
-class _Bound:
-    enable_block_reuse = True
-    is_variable_window = False
-    tokens_per_block = 4
-
-    def remove_sequence(self) -> None: ...  # as V1's has
-
-    def find_new_context_block(self, tokens: list[Any], request: _Request) -> Any:
-        if len(tokens) <= request.cached:
-            return None
-        return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
-
-
-class _Manager:
-    impl = _Bound()
-    mapping = None
-
-    def _kv_connector_should_add_sequence(self, request: _Request) -> bool:  # noqa: ARG002  upstream's
-        return True
-
-
-class _Managers:
-    def __init__(self) -> None:
-        self.resource_managers = {MAIN: _Manager()}
-
-
 def self_test() -> None:
-    admitted: list[int] = []
-
-    def as_upstream(manager: Any, scheduled_batch: Any) -> None:  # noqa: ARG001
-        admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
-
     trial = fuse.Fuse(ID)
     admission = Admission(trial, Votings(lambda: Voting(trial, Tag.ADMISSION, find=lambda: None)))
-    large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
-    batch = _Batch([large, reusing])
-    admission.ordered(as_upstream)(_Managers(), batch)
-    require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")
-    require(batch.context_requests == [large, reusing], "the batch did not get its order back")
+    h3.self_test(MAIN, admission.ordered)
 
 
 FIX = Fix(

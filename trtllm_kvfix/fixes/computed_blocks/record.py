@@ -1,13 +1,12 @@
 """Blocks are offered for reuse when they have been computed, and not before (H8)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.computed_blocks.mechanism import ComputedBlocks
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import require
+from trtllm_kvfix.hazards.h8_uncomputed_blocks import simulated as h8
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
 from trtllm_kvfix.overlay.upstream import (
@@ -97,41 +96,9 @@ def _methods(up: Upstream) -> Iterator[tuple[str, str]]:
                 yield owner, name
 
 
-@dataclass
-class _Request:
-    context_remaining_length: int
-    is_dummy_request: bool = False
-    is_generation_complete_state: bool = True
-
-
-class _Manager:
-    """Stores whatever it is given, as builds without T#12673."""
-
-    enable_block_reuse = False
-
-    def __init__(self) -> None:
-        self.stored: list[_Request] = []
-        self.released: list[int] = []
-
-    def store_context_blocks(self, request: _Request) -> None:
-        self.stored.append(request)
-
-    def remove_sequence(self, request_id: int, request: _Request, pin: bool) -> None:  # noqa: ARG002  upstream's
-        self.released.append(request_id)
-        if not request.is_dummy_request:
-            self.stored.append(request)
-
-
 def self_test() -> None:
-    blocks, manager = ComputedBlocks(fuse.Fuse(ID)), _Manager()
-    store, release = blocks.storing(_Manager.store_context_blocks), blocks.releasing(_Manager.remove_sequence)
-    early, whole = _Request(8), _Request(0)
-    for request in (early, whole):
-        store(manager, request)
-        release(manager, 1, request, False)
-    require(early not in manager.stored, "blocks that were not computed were offered for reuse")
-    require(manager.stored == [whole, whole], "blocks that were computed were not offered")
-    require(len(manager.released) == 2 and not early.is_dummy_request, "a release left something behind")
+    blocks = ComputedBlocks(fuse.Fuse(ID))
+    h8.self_test(blocks.storing, blocks.releasing)
 
 
 FIX = Fix(

@@ -1,12 +1,11 @@
 """Calls on the bound manager take turns, whichever thread they come from (H4)."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
-from trtllm_kvfix.fixes.simulated_tensors import require
+from trtllm_kvfix.hazards.h4_eviction_structures import simulated as h4
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, BOUND_MANAGERS, Upstream
@@ -64,33 +63,8 @@ def _methods(up: Upstream) -> Iterator[tuple[str, str]]:
 
 
 def self_test() -> None:
-    """A second thread's call begins when the first has returned, and a call within a call does not wait."""
     turns = Turns()
-    order: list[str] = []
-    inside, go_on = threading.Event(), threading.Event()
-
-    def inner() -> None:
-        order.append("inner")
-
-    guarded_inner = turns.guarded(inner)
-
-    def outer() -> None:
-        inside.set()
-        go_on.wait(timeout=60)
-        guarded_inner()
-        order.append("outer")
-
-    first = threading.Thread(target=turns.guarded(outer))
-    second = threading.Thread(target=turns.guarded(lambda: order.append("second")))
-    first.start()
-    require(inside.wait(timeout=60), "the first call never began")
-    second.start()
-    while second.is_alive() and turns.stats().queued == 0:
-        second.join(timeout=0.001)
-    go_on.set()
-    first.join(timeout=60)
-    second.join(timeout=60)
-    require(order == ["inner", "outer", "second"], f"calls ran in the order {order}")
+    h4.self_test(turns.guarded, lambda: turns.stats().queued)
 
 
 FIX = Fix(

@@ -1,18 +1,14 @@
 """Host tables that a CUDA graph reads at replay are written behind the replay (H9)."""
 
-import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ObservedReads, ReplayFence
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import Bench, require
+from trtllm_kvfix.hazards.h9_graph_inputs import device as h9
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
-from trtllm_kvfix.staging import on_stream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -69,38 +65,7 @@ class _Tables:
 
 
 def self_test() -> None:
-    """A graph whose replay is held finds in its tables what they held when it was launched."""
-    bench, fence, tables = Bench(), ReplayFence(), _Tables()
-    device, stream = bench.device, bench.stream
-    graph = device.capture_copies([bench.output.memory.address], [bench.table.data_ptr()], [bench.table.memory.nbytes])
-    fence.handing_out(lambda _tables: ())(tables)
-    launched, written = threading.Event(), threading.Event()
-
-    def launch(_runner: Any, _key: Any, _inputs: Any) -> None:
-        device.launch_graph(graph, stream)
-        launched.set()
-
-    def write(_tables: Any) -> None:
-        bench.write(2)
-        written.set()
-
-    def loop() -> None:
-        with on_stream(device, stream):
-            fence.replaying(launch)(None, None, {"lora_params": {"cuda_graph_params": tables}})
-            fence.writing(write)(tables)
-
-    expected = bench.write(1)
-    gate = device.close_gate(stream)
-    thread = threading.Thread(target=loop)
-    thread.start()
-    require(launched.wait(timeout=60), "the graph was never launched")
-    early = written.wait(timeout=0.05)
-    device.open_gate(gate)
-    thread.join(timeout=60)
-    device.destroy_graph(graph)
-    require(not early, "the tables were written while a graph was still to read them")
-    require(written.is_set(), "the tables were not written after the graph had read them")
-    require(np.array_equal(bench.arrived(), expected), "the graph read another step's tables")
+    h9.self_test(ReplayFence)
 
 
 FIX = Fix(

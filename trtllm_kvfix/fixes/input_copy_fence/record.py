@@ -1,16 +1,14 @@
 """Scheduling waits until the device has taken the last step's inputs: the net under every pinned input buffer (H7)."""
 
-import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence, ObservedFence
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import Bench, require
+from trtllm_kvfix.hazards.h7_other_pinned_buffers import device as h7
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
-from trtllm_kvfix.staging import on_stream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -60,28 +58,7 @@ def _around(up: Upstream, fence: InputFence) -> Sequence[Replacement]:
 
 
 def self_test() -> None:
-    """While the stream is held behind the inputs, the scheduling step does not begin."""
-    bench, fence = Bench(), InputFence()
-    prepared, scheduled = threading.Event(), threading.Event()
-    gate = bench.device.close_gate(bench.stream)
-
-    def loop() -> None:
-        with on_stream(bench.device, bench.stream):
-            fence.recording(lambda _engine: None)(object())
-            prepared.set()
-            fence.waiting(schedule)(object())
-
-    def schedule(_executor: Any) -> None:
-        scheduled.set()
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    require(prepared.wait(timeout=60), "inputs were never prepared")
-    early = scheduled.wait(timeout=0.05)
-    bench.device.open_gate(gate)
-    thread.join(timeout=60)
-    require(not early, "scheduling began while the inputs were still being read")
-    require(scheduled.is_set(), "scheduling did not go on after the inputs had been read")
+    h7.self_test(InputFence)
 
 
 FIX = Fix(

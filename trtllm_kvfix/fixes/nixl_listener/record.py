@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING, Any
 from trtllm_kvfix.fixes.nixl_listener.mechanism import SWITCH, without_listener
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import require
+from trtllm_kvfix.hazards.simulated import require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
-_EXECUTOR = "tensorrt_llm._torch.pyexecutor"
-ADAPTERS = (
-    f"{_EXECUTOR}.connectors.remote_g2_raw_nixl_adapter",
-    f"{_EXECUTOR}.remote_g2_raw_nixl_adapter",
-)
-NIXL = "nixl"
 CONFIG = "nixl_agent_config"
 
 
 def probe(up: Upstream) -> Answer:
-    adapter = up.first(*ADAPTERS)
+    adapter = up.first(*NIXL_ADAPTERS)
     if adapter is None:
         return absent("there is no raw NIXL adapter")
     if up.module(NIXL) is None:
@@ -86,7 +80,7 @@ def _switched_off(call: ast.Call) -> bool:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    return [Replacement(Seam(NIXL, f"{CONFIG}.__init__"), partial(without_listener, ADAPTERS))]
+    return [Replacement(Seam(NIXL, f"{CONFIG}.__init__"), partial(without_listener, NIXL_ADAPTERS))]
 
 
 def self_test() -> None:
@@ -110,7 +104,7 @@ FIX = Fix(
     hazard="H6",
     title="Agents of the raw NIXL adapter do without the metadata listener",
     upstream=(),
-    triggers=(*ADAPTERS, NIXL),
+    triggers=(*NIXL_ADAPTERS, NIXL),
     probe=probe,
     replacements=replacements,
     self_test=self_test,

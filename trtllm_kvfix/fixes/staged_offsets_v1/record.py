@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import ID, StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v1.observed import ObservedOffsetsV1
+from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as h1
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
@@ -81,24 +79,7 @@ def _in_place(up: Upstream, copy: Make, prepare: Make) -> Sequence[Replacement]:
 
 
 def self_test() -> None:
-    """The table is overwritten while the stream is held; what arrives is what it held at the call."""
-    bench = Bench()
-
-    def as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
-        for pool in range(POOLS):
-            dst_tensor[pool, :num_seqs].copy_(manager.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
-
-    class Manager:
-        host_kv_cache_block_offsets = bench.table
-
-    copy = StagedOffsetsV1().copy_batch_block_offsets(as_upstream)
-    sent = bench.write(1)
-    with bench.held():
-        copy(Manager(), bench.output, 3)
-        bench.write(2)
-    arrived = bench.arrived()
-    require(bool(np.array_equal(arrived[:, :3], sent[:, :3])), "a later batch's offsets arrived")
-    require(arrived.shape[3] == BLOCKS, "the destination was replaced")
+    h1.self_test(StagedOffsetsV1().copy_batch_block_offsets)
 
 
 FIX = Fix(

@@ -4,14 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import SHAPE, Bench, require
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, way_back
 from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, meant_scaled, meant_unscaled
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import ID, PER_LAYER, StagedOffsetsV2, not_covered
+from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
@@ -106,27 +104,7 @@ def late_replacements(up: Upstream) -> Sequence[Replacement]:
 
 
 def self_test() -> None:
-    """Rows, copy index: everything is overwritten while the stream is held, and what arrives is what was there."""
-    bench = Bench()
-    index, scales, offsets = bench.pinned((2,)), bench.pinned((SHAPE[0],)), bench.pinned((SHAPE[0],))
-    scales.numpy()[:] = 2
-    offsets.numpy()[:] = 1
-
-    def kernel(table: Any, output: Any, order: Any, scale: Any, v_offset: Any, stream: int) -> None:
-        factors = (scale.tolist(), v_offset.tolist())
-        bench.device.gather_host_rows(output.memory, table.memory, order.memory, 2, SHAPE[3], *factors, stream)
-
-    launch = StagedOffsetsV2().launch(kernel)
-    for way in ("upstream's kernel", "the stager"):  # the first time that a table is seen, and from then on
-        index.numpy()[:] = (3, 1)
-        keys = bench.write(1)[:, (3, 1), 0] * 2
-        with bench.held():
-            launch(bench.table, bench.output, index, scales, offsets, bench.stream)
-            bench.write(2)
-            index.numpy()[:] = 0
-        arrived = bench.arrived()
-        require(bool(np.array_equal(arrived[:, :2, 0], keys)), f"rows or copy index of a later call arrived by {way}")
-        require(bool(np.array_equal(arrived[:, :2, 1], keys + 1)), f"the V plane is not behind the K plane by {way}")
+    h2.self_test(StagedOffsetsV2().launch)
 
 
 FIX = Fix(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from trtllm_kvfix.fixes.computed_blocks.record import holds_for
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.simulated_tensors import require
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, plan
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper, ObservedBudget
+from trtllm_kvfix.hazards.simulated import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream

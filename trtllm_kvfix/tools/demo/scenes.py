@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig, check_id
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.hazards import table
 from trtllm_kvfix.tools.demo.chat import Answer
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Arm, SceneOutcome
 from trtllm_kvfix.tools.demo.session import Session
@@ -19,51 +20,10 @@ class Scene:
     config: EngineConfig  # with all fixes on
 
 
-_SMALL = EngineConfig(blocks_primary=112, blocks_host=160, requests_max=4, tokens_max=48, late_every=1)
-
-SCENES = (
-    Scene(
-        "staged-offsets-v1",
-        "The V1 table is refilled while its copy is queued",
-        "The copy reads the table when it executes, and finds the next batch: a request's step runs over the blocks of "
-        "another one.",
-        replace(_SMALL, requests_max=6, tokens_max=400),
-    ),
-    Scene(
-        "staged-offsets-v2",
-        "V2's rows and their numbers are rewritten while the kernel that reads them is queued",
-        "The kernel gathers the rows of the next batch.",
-        replace(_SMALL, requests_max=6, tokens_max=400, layout="v2"),
-    ),
-    Scene(
-        "transfer-order",
-        "Blocks move between the tiers, and no event orders that against the model",
-        "A step reads a block whose load is still queued: it holds what its last owner left.",
-        EngineConfig(
-            tokens_per_block=16, blocks_primary=56, blocks_host=80, requests_max=6, tokens_max=256, late_every=1
-        ),
-    ),
-    Scene(
-        "input-copy-fence",
-        "The buffer of a step's inputs is refilled while its copy is queued",
-        "Tokens and positions of the next step are computed in the place of this one's.",
-        replace(_SMALL, requests_max=5, tokens_max=160),
-    ),
-    Scene(
-        "computed-blocks",
-        "A prompt that nobody computed to its end is offered to others",
-        "A stranger sends the last user's notes and hangs up in the middle. Blocks that were never computed are found "
-        "in the cache, and hold what was there before.",
-        replace(_SMALL, manager="one-by-one"),
-    ),
-    Scene(
-        "graph-inputs",
-        "A table that a graph reads at its replay is refilled while the replay is queued",
-        "A letter is computed with another user's adapter, which shouts, or does not.",
-        EngineConfig(
-            tokens_per_block=32, blocks_primary=32, blocks_host=40, requests_max=4, tokens_max=96, late_every=1
-        ),
-    ),
+SCENES = tuple(
+    Scene(each.fix, each.title, each.without, EngineConfig(late_every=1, **each.config))
+    for each in (hazard.scene for hazard in table.HAZARDS)
+    if each is not None
 )
 
 

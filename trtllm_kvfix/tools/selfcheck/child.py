@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from trtllm_kvfix.hazards.ground import Ground, TorchGround
 from trtllm_kvfix.overlay import import_hook
 from trtllm_kvfix.tools.selfcheck import steps
-from trtllm_kvfix.tools.selfcheck.ground import Ground, TorchGround
 
 
 def main(arguments: Sequence[str], ground: Callable[[], Ground] = TorchGround) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 from trtllm_kvfix import __version__, machine, native
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.tools.selfcheck import verdicts
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS
-from trtllm_kvfix.tools.selfcheck.steps import ARMS, IMPORT, Outcome
+from trtllm_kvfix.tools.selfcheck.steps import ARMS, IMPORT, SCENARIOS, Outcome
 
 FORMAT = 1
 _PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\":;,()<>]+/)+([^\s/'\":;,()<>]*)")

@@ -10,19 +10,20 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.hazards import build, table
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.releases import distribution_version
 from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream
 from trtllm_kvfix.settings import FixChoices, Settings
-from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS, Scenario
 
 # "skipped": there is nothing to look at in this build. "unavailable": it could not be looked at.
 Result = Literal["right", "wrong", "skipped", "unavailable", "died"]
 IMPORT = "import"
 ARMS = ("off", "only", "all")
+SCENARIOS = table.scenarios()
 
 
 class Outcome(NamedTuple):

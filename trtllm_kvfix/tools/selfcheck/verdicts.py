@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import State
-from trtllm_kvfix.tools.selfcheck.scenarios import Scenario
 from trtllm_kvfix.tools.selfcheck.steps import ARMS, IMPORT, Outcome
 
 HOLDS, FAILS, UNPROVEN, SKIPPED = "holds", "fails", "unproven", "skipped"

@@ -4,15 +4,19 @@ import difflib
 from collections.abc import Sequence
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.verify import connector, graph_inputs, offsets_v1, offsets_v2, transfer_cases
-from trtllm_kvfix.tools.verify.case import Case
+from trtllm_kvfix.fixes.graph_inputs.mechanism import ReplayFence
+from trtllm_kvfix.hazards.case import Case
+from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
+from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
+from trtllm_kvfix.hazards.h5_transfer_order import connector, transfer_cases
+from trtllm_kvfix.hazards.h9_graph_inputs import device as graph_inputs
 
 CASES: tuple[Case, ...] = (
     *offsets_v1.CASES,
     *offsets_v2.CASES,
-    *graph_inputs.CASES,
     *transfer_cases.CASES,
     *connector.CASES,
+    graph_inputs.case(ReplayFence),
 )
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 

@@ -9,10 +9,10 @@ import click
 
 from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
+from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.terminal import terminal
-from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.catalogue import NAMES, select
 from trtllm_kvfix.tools.verify.outcome import CaseOutcome, DeviceInfo, Report, Verdict
 from trtllm_kvfix.tools.verify.page import page

@@ -4,7 +4,7 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from trtllm_kvfix.tools.verify.case import ControlKind
+from trtllm_kvfix.hazards.case import ControlKind
 
 
 class Verdict(str, Enum):

@@ -7,9 +7,9 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side
+from trtllm_kvfix.hazards.gates import Gates
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, Side
-from trtllm_kvfix.tools.verify.gates import Gates
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
 
 

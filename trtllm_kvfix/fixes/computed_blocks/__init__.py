@@ -1,1 +1,0 @@
-"""Only what a forward step has computed is offered for reuse (H8)."""

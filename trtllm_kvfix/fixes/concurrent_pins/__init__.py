@@ -1,1 +1,0 @@
-"""Calls on the bound manager take turns, whichever thread they come from (H4)."""

@@ -1,1 +1,0 @@
-"""Block offsets of the V2 manager are gathered from private rows (H2)."""

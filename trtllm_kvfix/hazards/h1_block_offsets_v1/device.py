@@ -1,0 +1,116 @@
+"""H1: the V1 manager refills its persistent pinned table in place while the copy of the last contents is queued."""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix.hazards.case import Case, ControlKind, Side
+from trtllm_kvfix.hazards.offsets import (
+    BLOCKS,
+    MODES,
+    PAGES,
+    PLANES,
+    POOLS,
+    ROWS,
+    WORD_BYTES,
+    BuildShipper,
+    OffsetArm,
+    Rows,
+    Staged,
+)
+from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
+from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
+from trtllm_kvfix.staging import on_stream
+
+
+class RefilledTable(OffsetArm):
+    """The manager writes every batch into the first rows of the same table; then the next batch follows."""
+
+    def prepare(self) -> None:
+        self.batches = self.random.integers(1, PAGES, (2, POOLS, ROWS, PLANES, BLOCKS), np.int32)
+        self.expected[:, :, :ROWS] = self.batches
+
+    def call(self) -> None:
+        self.copy_batch_block_offsets(0)
+
+    def disturb(self) -> None:
+        self.copy_batch_block_offsets(1)
+
+    def copy_batch_block_offsets(self, which: int) -> None:
+        self.table.array[:, :ROWS] = self.batches[which]
+        self.ship(list(range(ROWS)), which)
+
+
+class InPlace:
+    """Upstream: one asynchronous copy per pool, straight out of the table. Each reads the table when it executes."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        nbytes = len(rows) * PLANES * BLOCKS * WORD_BYTES
+        for start in range(0, table.nbytes, table.nbytes // POOLS):
+            self.device.copy(destination.address + start, table.address + start, nbytes, stream)
+
+    def close(self) -> None:
+        """Nothing is owned here."""
+
+
+class Protected:
+    """Upstream's method with a fix around it. `InPlace` is what it does alone."""
+
+    def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
+        self.device = device
+        self._copy = around(copy_as_upstream)
+        self._managers: dict[int, Any] = {}  # by the address of their tables, which live as long
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        live = HostTensor(self.device, table, table.array)
+        manager = self._managers.setdefault(table.address, SimpleNamespace(host_kv_cache_block_offsets=live))
+        with on_stream(self.device, stream):
+            self._copy(manager, DeviceTensor(destination), len(rows))
+
+    def close(self) -> None:
+        """Nothing is owned here."""
+
+
+def copy_as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
+    for pool in range(POOLS):
+        dst_tensor[pool, :num_seqs].copy_(manager.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
+
+
+def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    trial(lambda device: RefilledTable(device, 0, Protected(around, device)))
+
+
+def refilled(shipper: BuildShipper, device: Device, seed: int) -> RefilledTable:
+    return RefilledTable(device, seed, shipper(device))
+
+
+def case(mode: str) -> Case:
+    return Case(
+        name="offsets-v1",
+        variant=mode,
+        hazard="H1",
+        title="V1 block offsets: the table is refilled while its copy is queued",
+        call="batch A is written into the table and its copies are enqueued",
+        control_kind=ControlKind.UPSTREAM,
+        control=Side(
+            partial(refilled, InPlace),
+            how="As upstream: the copies read the manager's persistent pinned table.",
+            meanwhile="the next call writes batch B into the same table",
+            effect="the copies of batch A run and find batch B",
+        ),
+        fixed=Side(
+            partial(refilled, partial(Staged, layout="v1", mode=mode)),
+            how=f"The copies read a pinned slot that the call has filled (stager, mode {mode}).",
+            meanwhile="the next call writes batch B into the same table",
+            effect="the copies of batch A run and find batch A, in their slot",
+        ),
+    )
+
+
+CASES = tuple(map(case, MODES))

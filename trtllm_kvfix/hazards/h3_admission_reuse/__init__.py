@@ -1,0 +1,18 @@
+"""H3: cached prefixes that a batch counts on are evicted while it is admitted."""
+
+from trtllm_kvfix.hazards.hazard import Hazard
+
+HAZARD = Hazard(
+    id="H3",
+    what="cached prefixes that a batch counts on are evicted while it is admitted",
+    symptoms={
+        "token-budget": (
+            "assertion `total_num_tokens` > `max_num_tokens`; then `/health` answers 200 while the executor is dead"
+        ),
+        "batched-admission": "fewer cache hits than expected when many requests arrive at once",
+    },
+    not_on={
+        "device": "books alone, which no device reads: `replay --compare` counts the tokens",
+        "engine": "answers do not depend on how much is reused, and nothing here dies of a batch that is too large",
+    },
+)

@@ -1,0 +1,71 @@
+"""H3 without TensorRT-LLM: a batch of a large request and one that reuses, in the order in which they are admitted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from trtllm_kvfix.hazards.simulated import require
+
+
+@dataclass(eq=False)
+class _Request:
+    py_request_id: int
+    prompt_len: int
+    cached: int
+    is_first_context_chunk: bool = True
+    prepopulated_prompt_len: int = 0
+
+    def get_token(self, beam: int, position: int) -> int:
+        return self.get_tokens(beam)[position]
+
+    def get_tokens(self, beam: int) -> list[int]:
+        return [beam] * self.prompt_len
+
+    def get_unique_tokens(self, beam: int) -> list[int]:  # where there is no BlockKey to make them
+        return self.get_tokens(beam)
+
+
+@dataclass
+class _Batch:
+    context_requests: list[_Request] = field(default_factory=list)
+
+
+class _Bound:
+    enable_block_reuse = True
+    is_variable_window = False
+    tokens_per_block = 4
+
+    def remove_sequence(self) -> None: ...  # as V1's has
+
+    def find_new_context_block(self, tokens: list[Any], request: _Request) -> Any:
+        if len(tokens) <= request.cached:
+            return None
+        return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
+
+
+class _Manager:
+    impl = _Bound()
+    mapping = None
+
+    def _kv_connector_should_add_sequence(self, request: _Request) -> bool:  # noqa: ARG002  upstream's
+        return True
+
+
+class _Managers:
+    def __init__(self, main: Any) -> None:
+        self.resource_managers = {main: _Manager()}
+
+
+def self_test(main: Any, ordered: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """`main`: the key of the manager that admits."""
+    admitted: list[int] = []
+
+    def as_upstream(manager: Any, scheduled_batch: Any) -> None:  # noqa: ARG001
+        admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
+
+    large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
+    batch = _Batch([large, reusing])
+    ordered(as_upstream)(_Managers(main), batch)
+    require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")
+    require(batch.context_requests == [large, reusing], "the batch did not get its order back")

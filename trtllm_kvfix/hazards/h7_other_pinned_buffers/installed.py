@@ -1,0 +1,124 @@
+"""Inputs of a forward step that the host writes again (H7)."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.case import Comparison, Played, played
+from trtllm_kvfix.hazards.executors import Executor, Reached
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
+from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
+
+ENGINE = "PyTorchModelEngine"
+SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
+FIRST, SECOND = [1, 2], [3, 4]
+LENGTH = 2 * build.TOKENS_PER_BLOCK + 6
+PROMPT_LENS = {tuple(FIRST): [LENGTH, LENGTH - 1], tuple(SECOND): [LENGTH - 2, LENGTH - 3]}
+
+
+def keeps_its_inputs(ground: Ground, up: Upstream) -> str | None:
+    """The stream is held behind a batch's inputs, and the loop goes on: does the batch get its own prompt lengths?"""
+    if up.has(MODEL_ENGINE, f"{ENGINE}.wait_for_input_copy"):
+        raise NothingToShow("upstream's own wait begins in the engine's forward step, which needs a model: not shown")
+    if not up.has(MODEL_ENGINE, ENGINE) or not up.has(PY_EXECUTOR, SCHEDULE):
+        raise NothingToShow("there is no executor of the PyTorch backend")
+    loop = _Loop(ground, up)
+    return loop.survives(loop.schedule) or loop.survives(loop.prepare_inputs)
+
+
+class _Loop(Played):
+    """Inputs of two batches, one after the other. Only attention's metadata is prepared, which needs no model.
+
+    The next inputs may be written by the next scheduling step, or by the same engine's next preparation.
+    """
+
+    def __init__(self, ground: Ground, up: Upstream) -> None:
+        self._ground = ground
+        kind = up.attribute(RESOURCE_MANAGER, "KVCacheManager")
+        stream = ground.stream()
+        self._cache = build.manager(kind, stream)
+        self._stream = getattr(self._cache, "_stream", stream)
+        ids = FIRST + SECOND
+        if self._cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
+            raise Unavailable("the cache has no room for four requests")
+        lengths = ground.lengths([LENGTH] * len(FIRST))
+        self._metadata = build.metadata(up, self._cache, lengths, FIRST, [LENGTH] * len(FIRST))
+        self._output = getattr(self._metadata, "prompt_lens_cuda", None)
+        if self._output is None:
+            raise Unavailable("attention's metadata has no prompt_lens_cuda")
+        self._seen = ground.pinned(tuple(self._output.shape))
+        self._engine = _engine(up, self._write)
+        self._scheduling: Any = up.attribute(PY_EXECUTOR, SCHEDULE)
+        self._batch = import_module(SCHEDULER).ScheduledRequests()
+
+    def prepare_inputs(self, batch: list[int]) -> None:
+        self._chosen, self._has_written = batch, False
+        try:
+            self._engine._prepare_inputs(self._batch, self._cache, self._metadata)
+        except AttributeError as error:
+            if self._has_written:
+                raise
+            raise Unavailable(f"{ENGINE}._prepare_inputs cannot be called without a model: {error}") from error
+
+    def schedule(self, batch: list[int]) -> None:
+        """The step has begun when it asks the executor for something. What follows may write any host buffer."""
+        self._chosen = batch
+        with suppress(Reached):
+            self._scheduling(Executor(self._write))
+
+    def survives(self, go_on: Callable[[list[int]], None]) -> str | None:
+        # Things that are made at their first use, such as pinned memory, would wait for the held stream: so run it
+        # twice.
+        self._go_on = go_on
+        for _ in range(2):
+            (own, arrived), _waited = played(self, held_in_front_of(self._ground, self._stream))
+        if arrived == own:
+            return None
+        whose = "those of the next" if arrived == PROMPT_LENS[tuple(SECOND)] else str(arrived)
+        step = "scheduling" if go_on == self.schedule else "preparing inputs"
+        return f"{step} did not wait for the device: a batch got other prompt lengths, {whose}"
+
+    def call(self) -> None:
+        with self._ground.on(self._stream):
+            self.prepare_inputs(FIRST)
+            self._seen.copy_(self._output, non_blocking=True)
+
+    def disturb(self) -> None:
+        with self._ground.on(self._stream):
+            self._go_on(SECOND)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
+
+    def compare(self) -> Comparison:
+        return Comparison(PROMPT_LENS[tuple(FIRST)], self._seen.numpy()[: len(FIRST)].tolist())
+
+    def _write(self) -> None:
+        self._has_written = True
+        self._metadata.request_ids = self._chosen
+        self._metadata.prompt_lens = PROMPT_LENS[tuple(self._chosen)]
+        self._metadata.prepare()
+
+
+def _engine(up: Upstream, write: Callable[[], None]) -> Any:
+    kind: Any = up.attribute(MODEL_ENGINE, ENGINE)
+
+    class Engine(kind):  # type: ignore[misc]
+        """Upstream's without a model: its constructor, which loads one, does not run."""
+
+        def __init__(self) -> None:
+            self.mapping = build.mapping()
+
+        def __del__(self) -> None:
+            """There is nothing that upstream's would have to give back."""
+
+        def _prepare_tp_inputs(self, *_: Any, **__: Any) -> None:
+            write()
+
+    return Engine()
+
+
+SCENARIOS = (Scenario("inputs", "input-copy-fence", keeps_its_inputs),)

@@ -1,0 +1,78 @@
+"""Common parts of the cases about block offsets: tables, destinations, and the staging that is the fix.
+
+The offsets of a batch travel from a table in pinned memory, which the cache manager owns and rewrites, to a tensor on
+the device from which attention reads them. A *shipper* is one way of sending them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_kvfix.hazards.case import Arm, Comparison, Lane
+from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
+from trtllm_kvfix.staging import OffsetStager
+
+POOLS, ROWS_MAX, PLANES, BLOCKS = SHAPE = (2, 24, 2, 64)
+WORD_BYTES = 4
+ROWS = 8  # sequences in a batch
+PAGES = 1 << 20
+BAD_PAGE = -1
+MODES = ("snapshot", "early_copy")  # of the stager
+
+Table: TypeAlias = NDArray[np.int32]
+Rows: TypeAlias = Sequence[int]
+
+
+class Shipper(Protocol):
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        """Send these rows of the table, in this order; return at once."""
+
+    def close(self) -> None:
+        """Give back what this shipper owns. The stream has settled."""
+
+
+BuildShipper: TypeAlias = Callable[[Device], Shipper]
+
+
+class OffsetArm(Arm):
+    """Ships to one destination, or to two where the next call is the disturbance; both keep the rows past the batch."""
+
+    work = "copy"
+
+    def __init__(self, device: Device, seed: int, shipper: Shipper) -> None:
+        super().__init__(device, seed)
+        self.shipper = shipper
+        self.table = device.pinned(SHAPE, "int32")
+        self.destinations = [device.empty(SHAPE, "int32") for _ in range(2)]
+        for destination in self.destinations:
+            device.upload(destination, np.zeros(SHAPE, np.int32), self.held)
+        self.expected = np.zeros((2, *SHAPE), np.int32)
+
+    def lanes(self) -> tuple[Lane, ...]:
+        return (Lane("stream", self.work),)
+
+    def ship(self, rows: Rows, which: int) -> None:
+        self.shipper.ship(self.table, rows, self.destinations[which], self.held)
+
+    def compare(self) -> Comparison:
+        found = [self.device.download(destination, self.held) for destination in self.destinations]
+        return Comparison(self.expected, np.stack(found))
+
+    def close(self) -> None:
+        self.shipper.close()
+        super().close()
+
+
+class Staged:
+    """The fix: the device reads a slot that is not written again until an event behind its reader is done."""
+
+    def __init__(self, device: Device, **layout: Any) -> None:
+        self._stager = OffsetStager(device=device, num_pools=POOLS, rows_max=ROWS_MAX, blocks_max=BLOCKS, **layout)
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        self._stager.ship(destination, table.array, rows, stream=stream)
+
+    def close(self) -> None:
+        self._stager.close()

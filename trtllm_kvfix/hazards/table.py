@@ -1,0 +1,58 @@
+"""The table: each hazard with its facts and, for each ground, its scenario or the reason why there is none.
+
+`verify`, `selfcheck` and `demo` show a column each; `reproduce` has the script of each row.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+from trtllm_kvfix.hazards.hazard import Hazard, Scenario
+
+# Each has its folder here, and its page in docs/hazards under the same name, with `-` for `_`.
+ROOMS = (
+    "h1_block_offsets_v1",
+    "h2_block_offsets_v2",
+    "h3_admission_reuse",
+    "h4_eviction_structures",
+    "h5_transfer_order",
+    "h6_listener_port",
+    "h7_other_pinned_buffers",
+    "h8_uncomputed_blocks",
+    "h9_graph_inputs",
+)
+
+
+def _hazard(room: str) -> Hazard:
+    hazard: Hazard = import_module(f"{__package__}.{room}").HAZARD
+    return hazard
+
+
+HAZARDS: tuple[Hazard, ...] = tuple(map(_hazard, ROOMS))
+
+
+def room_of(hazard: Hazard) -> str:
+    return ROOMS[HAZARDS.index(hazard)]
+
+
+def page_of(hazard: Hazard) -> str:
+    """The page's name in docs/hazards."""
+    return f"{room_of(hazard).replace('_', '-')}.md"
+
+
+def script_of(hazard: Hazard) -> Path:
+    """The reproducer, which needs nothing of this package."""
+    return Path(__file__).with_name(room_of(hazard)) / "reproducer.py"
+
+
+def text_of_script(hazard: Hazard) -> str:
+    return script_of(hazard).read_text(encoding="utf-8")
+
+
+def scenarios() -> tuple[Scenario, ...]:
+    """The column of the installed classes."""
+    return tuple(
+        scenario
+        for hazard in HAZARDS
+        if "installed" not in hazard.not_on
+        for scenario in import_module(f"{__package__}.{room_of(hazard)}.installed").SCENARIOS
+    )
