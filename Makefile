@@ -25,9 +25,10 @@ PIP := 'pip>=23.1'
 # A build directory that stays makes the next build incremental.
 INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation \
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
-NATIVE_SOURCES := $(shell find cpp cmake licenses -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
-CPP_SOURCES := $(shell find cpp bench tests/bound -name '*.h' -o -name '*.cc')
-TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
+NATIVE_SOURCES := $(shell find cpp watch/cpp cmake licenses -type f -not -path '*cpp/tests/*' -not -path 'cpp/fuzz/*') \
+	CMakeLists.txt watch/CMakeLists.txt pyproject.toml
+CPP_SOURCES := $(shell find cpp bench tests/bound watch -name '*.h' -o -name '*.cc')
+TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc)) $(wildcard watch/cpp/hostrace/*.cc)
 
 # $(call cpp_configure,NAME,OPTIONS) configures the C++ side alone in build/NAME; cpp_build then builds TARGET, or everything.
 cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -64,7 +65,7 @@ FORCE:
 
 # The editable install knows modules by their paths, so a module that is added, removed or moved needs another install.
 $(VENV)/.modules: $(VENV)/.ready FORCE
-	@now=$@.$$$$; find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
+	@now=$@.$$$$; find trtllm_kvfix watch/src -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
 
 $(VENV)/.built: $(VENV)/.ready $(VENV)/.modules $(NATIVE_SOURCES)
 	@echo "building and installing the package"
