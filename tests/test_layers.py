@@ -32,7 +32,13 @@ def test_every_layer_has_a_row_and_knows_only_rows_above() -> None:
     assert list(goes_down(TABLE)) == []
 
 
-SMALL: Table = {"low": frozenset(), "high": frozenset({"low"}), "cpp/core": frozenset(), "cpp/device": frozenset()}
+SMALL: Table = {
+    HOSTRACE: frozenset(),
+    "low": frozenset(),
+    "high": frozenset({"low"}),
+    "cpp/core": frozenset(),
+    "cpp/device": frozenset(),
+}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,11 @@ SMALL: Table = {"low": frozenset(), "high": frozenset({"low"}), "cpp/core": froz
         ("low/x.py", "if TYPE_CHECKING:\n    from trtllm_kvfix.high import a", 0),
         ("low.py", "import trtllm_kvfix.high.deep", 1),
         ("new/x.py", "", 1),
+        ("low/x.py", "import trtllm_kvfix", 0),
+        ("low/x.py", "def f():\n    from hostrace.command import watch", 1),
+        (f"{HOSTRACE}/hostrace/x.py", "from hostrace.races import read", 0),
+        (f"{HOSTRACE}/hostrace/x.py", "from trtllm_kvfix import __version__", 1),
+        (f"{HOSTRACE}/hostrace/x.py", "import trtllm_kvfix", 1),
     ],
 )
 def test_an_import_that_goes_up_is_seen(file: str, text: str, count: int) -> None:

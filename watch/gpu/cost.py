@@ -16,7 +16,6 @@ from statistics import median
 
 from hostrace import launch
 from hostrace.races import read
-from trtllm_kvfix.settings import environment
 from watch.gpu.cost_work import MEASURES
 from watch.gpu.table import table
 
@@ -31,7 +30,7 @@ class Worker:
     def __init__(self, layers: str, variables: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "watch.gpu.cost_work", layers],
-            env={**environment(), "OMP_NUM_THREADS": "4", **variables},
+            env={**os.environ, "OMP_NUM_THREADS": "4", **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -57,7 +56,7 @@ class Worker:
 
 
 def arms(layers: str, folder: Path) -> dict[str, dict[str, str]]:
-    watched = launch.variables(environment(), folder, None)
+    watched = launch.variables(os.environ, folder, None)
     part = {launch.ENV_INJECTION: layers, launch.ENV_CUPTI: watched[launch.ENV_CUPTI]}
     return {
         "plain": {},

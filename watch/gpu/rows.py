@@ -59,7 +59,7 @@ class Run:
     def outcome(self) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.json"
-            watch = [sys.executable, "-m", "trtllm_kvfix", "watch", "--json", str(file), *self.options]
+            watch = [sys.executable, "-m", "hostrace", "--json", str(file), *self.options]
             watch += ["--hold"] if self.mode == "hold" else []
             prefix = [] if self.mode == "plain" else [*watch, "--"]
             try:

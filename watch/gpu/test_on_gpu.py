@@ -1,4 +1,4 @@
-"""Needs a CUDA GPU and CUPTI: the races that are planted by the driver's calls alone, under `watch`."""
+"""Needs a CUDA GPU and CUPTI: the races that are planted by the driver's calls alone, under hostrace."""
 
 import ctypes as c
 import os
@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 try:
     if c.CDLL("libcuda.so.1").cuInit(0) != 0:
         pytest.skip("needs a CUDA GPU", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""`watch` on a driver that is made up: compiled once, and loaded in the place of libcuda and libcupti."""
+"""hostrace on a driver that is made up: compiled once, and loaded in the place of libcuda and libcupti."""
 
 import json
 import os
@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from hostrace.launch import CannotWatch, library
+from hostrace.errors import HostraceError
+from hostrace.launch import library
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
-WATCH = (sys.executable, "-m", "trtllm_kvfix", "watch")
+WATCH = (sys.executable, "-m", "hostrace")
 
 
 @dataclass
@@ -46,7 +47,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs x86-64")
     try:
         library()
-    except CannotWatch as error:
+    except HostraceError as error:
         pytest.skip(str(error))
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:

@@ -1,12 +1,13 @@
 """`watch` leaves exit codes, signals, forked children, other handlers and captured streams as they are."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from hostrace import launch
-from trtllm_kvfix.settings import environment
+from hostrace.errors import HostraceError
 from watch.tests.conftest import Outcome, Watch
 
 
@@ -81,8 +82,8 @@ def test_a_machine_where_nothing_can_be_watched_says_so(watch: Watch, variable: 
 
 def test_a_machine_without_a_driver_is_told_the_usual_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "PROBE", launch.PROBE.replace("libcuda.so.1", "libcuda-of-nobody.so.1"))
-    with pytest.raises(launch.CannotWatch, match=r"no CUDA driver: libcuda-of-nobody.*usual causes: .* --gpus"):
-        launch.probe(environment(), tmp_path)
+    with pytest.raises(HostraceError, match=r"no CUDA driver: libcuda-of-nobody.*usual causes: .* --gpus"):
+        launch.probe(os.environ, tmp_path)
 
 
 def test_another_injected_tool_is_not_put_aside(watch: Watch) -> None:

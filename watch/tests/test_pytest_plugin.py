@@ -1,4 +1,4 @@
-"""`pytest --watch` on the made-up driver: the test with the race fails, the others pass."""
+"""`pytest --hostrace` on the made-up driver: the test with the race fails, the others pass."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def outcome(environ: dict[str, str], folder: Path, *options: str) -> tuple[int, 
 
 
 def test_the_test_with_the_race_fails_and_no_other(environ: dict[str, str], tmp_path: Path) -> None:
-    status, text = outcome(environ, tmp_path, "--watch")
+    status, text = outcome(environ, tmp_path, "--hostrace")
     assert status == 1
     assert "1 failed, 2 passed" in text
     assert "FAILED" in text and "test_copies[False]" in text
@@ -48,7 +48,7 @@ def test_the_test_with_the_race_fails_and_no_other(environ: dict[str, str], tmp_
 def test_known_races_do_not_fail(environ: dict[str, str], tmp_path: Path) -> None:
     known = tmp_path / "known.txt"
     known.write_text("touch:*planted.py:* in write\n")
-    status, text = outcome(environ, tmp_path, "--watch", "--watch-suppress", str(known))
+    status, text = outcome(environ, tmp_path, "--hostrace", "--hostrace-suppress", str(known))
     assert status == 0, text
 
 
@@ -60,7 +60,7 @@ def test_without_the_option_nothing_is_watched(environ: dict[str, str], tmp_path
 
 @pytest.mark.parametrize("variable", ["FAKE_DRIVER_REFUSES", "FAKE_CUPTI_TAKEN"])
 def test_where_nothing_can_be_watched_no_test_runs(environ: dict[str, str], tmp_path: Path, variable: str) -> None:
-    status, text = outcome({**environ, variable: "1"}, tmp_path, "--watch")
+    status, text = outcome({**environ, variable: "1"}, tmp_path, "--hostrace")
     assert status == int(pytest.ExitCode.USAGE_ERROR)
     assert "passed" not in text
-    assert "--watch: " in text
+    assert "--hostrace: " in text

@@ -141,7 +141,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     const std::uint64_t hold_ns = hold_ms == nullptr ? 0 : strtoull(hold_ms, nullptr, 10) * 1'000'000U;
     static auto* const watch = new Watcher(folder, hold_ns, pages);
     if (!watch->report.open_for_writing()) {
-        fprintf(stderr, "trtllm-kvfix watch: no report can be written to %s; nothing is watched\n", folder);
+        fprintf(stderr, "hostrace: no report can be written to %s; nothing is watched\n", folder);
         return 1;
     }
     watch->stacks.start();

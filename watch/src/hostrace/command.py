@@ -1,28 +1,44 @@
-"""`trtllm-kvfix watch -- COMMAND`."""
+"""`hostrace -- COMMAND`. Exit codes: the command's; 1 after a race; 2 if nothing can be watched, and for bad usage; 130
+after ctrl-C in front of the command."""
 
 import json
 import shutil
+from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 
 import click
 
-from hostrace import launch
+from hostrace import __version__, launch
+from hostrace.errors import HostraceError
 from hostrace.page import page
 from hostrace.races import read
 from hostrace.report import Report, as_json, lines
 from hostrace.suppressions import load
-from trtllm_kvfix.usage import Real
-from trtllm_kvfix.written import check_folder, write
 
 HOLD_LIMIT_MAX_S = 86400.0
+EXIT_INTERRUPTED = 130
 OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
+SETTINGS = {
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": ["-h", "--help"],
+}
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def a_number(_ctx: click.Context, _param: click.Parameter, value: float) -> float:
+    """click takes `nan` for a number in every range, as it is neither below nor above any bound."""
+    if isnan(value):
+        raise click.BadParameter("nan is not a number.")
+    return value
+
+
+@click.command(context_settings=SETTINGS)
 @click.option("--hold", is_flag=True, help="Make a thread that races wait until the device is done.")
 @click.option(
     "--hold-limit",
-    type=Real(min=0.001, max=HOLD_LIMIT_MAX_S),
+    type=click.FloatRange(min=0.001, max=HOLD_LIMIT_MAX_S),
+    callback=a_number,
     default=10.0,
     show_default=True,
     help="Seconds after which such a thread goes on.",
@@ -35,6 +51,7 @@ OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @click.option("--json", "json_file", type=OUTPUT, help="Write the report to FILE as JSON.")
 @click.option("--html", "html_file", type=OUTPUT, help="Write the report to FILE as one page with timelines.")
+@click.version_option(__version__, prog_name="hostrace")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def watch(
@@ -52,17 +69,34 @@ def watch(
     The exit code is COMMAND's; 1 if that is 0 and there was a race; 2 if nothing could be watched or a report cannot be
     written. Ctrl-C goes to COMMAND; the report shows what was seen until it ends.
     """
-    check_folder("--json", json_file)
-    check_folder("--html", html_file)
+    for option, file in (("--json", json_file), ("--html", html_file)):
+        if file is not None and not file.parent.is_dir():
+            raise HostraceError(f"{option} is '{file}': there is no folder {file.parent}")
     suppressions = load(suppress) if suppress is not None else []
-    folder, environ = launch.prepared(round(hold_limit * 1000) if hold else None)
     try:
-        status = launch.run(command, environ)
-        report = Report.of(list(command), status, hold, read(folder), suppressions)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder, environ = launch.prepared(round(hold_limit * 1000) if hold else None)
+        try:
+            status = launch.run(command, environ)
+            report = Report.of(list(command), status, hold, read(folder), suppressions)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        ctx.exit(EXIT_INTERRUPTED)
     for line in lines(report):
-        click.echo(f"trtllm-kvfix watch: {line}", err=True)
+        click.echo(f"hostrace: {line}", err=True)
     write("--json", json_file, lambda: json.dumps(as_json(report), indent=2) + "\n")
     write("--html", html_file, lambda: page(report))
     ctx.exit(launch.end_as(status) or int(report.failed(strict)))
+
+
+def write(option: str, file: Path | None, text: Callable[[], str]) -> None:
+    """After the races have been shown: a report that cannot be written never hides them."""
+    if file is None:
+        return
+    made = text()
+    try:
+        file.write_text(made, encoding="utf-8")
+    except OSError as error:
+        raise HostraceError(f"{option} is '{file}': it cannot be written: {error.strerror or error}") from error
+    click.echo(f"Wrote {file}", err=True)

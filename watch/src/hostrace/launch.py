@@ -11,9 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 import hostrace
+from hostrace.errors import HostraceError
 from hostrace.races import read
-from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.settings import environment
 
 LIBRARY = "libhostrace.so"
 ENV_FOLDER = "HOSTRACE_DIR"
@@ -39,25 +38,19 @@ if refused or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
 """
 
 
-class CannotWatch(KvfixError):
-    """Nothing can be watched on this machine."""
-
-    exit_code = 2
-
-
 def library() -> Path:
     """Beside this module. An editable install has what it compiled in another folder of the package."""
     for folder in hostrace.__path__:
         if (Path(folder) / LIBRARY).exists():
             return Path(folder) / LIBRARY
-    raise CannotWatch(f"{LIBRARY} is not installed; it is built for x86-64 Linux alone")
+    raise HostraceError(f"{LIBRARY} is not installed; it is built for x86-64 Linux alone")
 
 
 def prepared(hold_ms: int | None) -> tuple[Path, dict[str, str]]:
     """A folder for the reports, which the caller has to remove, and an environment in which programs are watched."""
-    folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
+    folder = Path(tempfile.mkdtemp(prefix="hostrace-"))
     try:
-        inherited = environment()
+        inherited = dict(os.environ)
         environ = {**inherited, **variables(inherited, folder, hold_ms)}
         probe(environ, folder)
     except BaseException:
@@ -71,7 +64,7 @@ def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> 
     path = str(library())
     injected = environ.get(ENV_INJECTION)
     if injected not in (None, "", path):
-        raise CannotWatch(
+        raise HostraceError(
             f"{ENV_INJECTION} is {injected}: another tool is to be loaded into the program, and only one can be"
         )
     preloaded = [name for name in environ.get(ENV_PRELOAD, "").replace(":", " ").split() if name != path]
@@ -98,20 +91,20 @@ def cupti_libraries(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def probe(environ: Mapping[str, str], folder: Path) -> None:
-    """Raise CannotWatch with the reason if a program in this environment could not be watched."""
+    """Raise an error with the reason if a program in this environment could not be watched."""
     asked = subprocess.run([sys.executable, "-c", PROBE], env=environ, capture_output=True, text=True, check=False)
     found = read(folder)
     for path in folder.iterdir():
         path.unlink()
     if asked.returncode != 0:
-        raise CannotWatch((asked.stderr.strip().splitlines() or [f"a trial ended with {asked.returncode}"])[-1])
+        raise HostraceError((asked.stderr.strip().splitlines() or [f"a trial ended with {asked.returncode}"])[-1])
     if not found:
-        raise CannotWatch(
+        raise HostraceError(
             f"the CUDA driver did not load {LIBRARY}, which {ENV_INJECTION} names; usual cause: the libcuda.so.1 in "
             "the library path is a stub of the toolkit's"
         )
     if found[0].refused is not None:
-        raise CannotWatch(found[0].refused)
+        raise HostraceError(found[0].refused)
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -119,7 +112,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         child = subprocess.Popen(command, env=environ)
     except OSError as error:
-        raise CannotWatch(f"command {command[0]!r} cannot be run: {error.strerror}") from error
+        raise HostraceError(f"command {command[0]!r} cannot be run: {error.strerror}") from error
 
     def forward(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from html import escape
+from importlib.resources import files
 from shlex import join
+from string import Template
 
 from hostrace.races import Race, Stack
-from hostrace.report import Report, summary, title, where
-from trtllm_kvfix.pages import filled, paragraphs
-from trtllm_kvfix.words import number_of
+from hostrace.report import Report, number_of, summary, title, where
 
 LABELS, SPAN, RIGHT = 180, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
@@ -18,16 +18,19 @@ def page(report: Report) -> str:
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
     held = ", threads that raced were held" if report.held else ""
-    return filled(
-        __package__,
-        subject=join(report.command),
-        headline=headline(report),
+    return Template(text_of("page.html")).substitute(
+        style=text_of("page.css"),
+        headline=escape(headline(report)),
         command=escape(join(report.command)),
         verdict="failed" if report.races else "proven" if report.numbers["guarded"] else "doubtful",
         summary=escape(f"{summary(report)}. The command ended with {report.status}{held}."),
         sections="\n".join(sections),
-        notes=paragraphs(report.notes),
+        notes="".join(f"<p>{escape(note)}</p>" for note in report.notes),
     )
+
+
+def text_of(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def headline(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""`pytest --watch`: a test fails if the host touched pinned memory during it that the device still used.
+"""`pytest --hostrace`: a test fails if the host touched pinned memory during it that the device still used.
 
 The library has to be in the process from its start, so pytest starts itself once more with it. Other modules of ours
 are imported where they are used: pytest loads this one wherever the package is installed.
@@ -17,25 +17,24 @@ ENV_OWNER = "HOSTRACE_PYTEST"  # the process that removes the folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("watch", "races of the host with the device")
-    group.addoption("--watch", action="store_true", help="fail tests that touch pinned memory which a GPU still uses")
-    group.addoption("--watch-suppress", type=Path, metavar="FILE", help="known races, as for `watch --suppress`")
+    group = parser.getgroup("hostrace", "races of the host with the device")
+    group.addoption("--hostrace", action="store_true", help="fail tests that touch pinned memory in use by a GPU")
+    group.addoption("--hostrace-suppress", type=Path, metavar="FILE", help="known races, as for `hostrace --suppress`")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    if not config.getoption("watch"):
+    if not config.getoption("hostrace"):
         return
     from hostrace import launch  # noqa: PLC0415
-    from trtllm_kvfix.errors import KvfixError  # noqa: PLC0415
-    from trtllm_kvfix.settings import environment  # noqa: PLC0415
+    from hostrace.errors import HostraceError  # noqa: PLC0415
 
-    if environment().get(launch.ENV_FOLDER):
+    if os.environ.get(launch.ENV_FOLDER):
         return
     try:
         _, environ = launch.prepared(None)
-    except KvfixError as error:
-        raise pytest.UsageError(f"--watch: {error}") from error
+    except HostraceError as error:
+        raise pytest.UsageError(f"--hostrace: {error}") from error
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.stop_global_capturing()  # its files end with this program
@@ -44,15 +43,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("watch"):
+    if not config.getoption("hostrace"):
         return
     from hostrace import launch, suppressions  # noqa: PLC0415
-    from trtllm_kvfix.settings import environment  # noqa: PLC0415
 
-    inherited = environment()
-    if folder := inherited.get(launch.ENV_FOLDER):
-        known = config.getoption("watch_suppress")
-        owned = inherited.get(ENV_OWNER) == str(os.getpid())
+    if folder := os.environ.get(launch.ENV_FOLDER):
+        known = config.getoption("hostrace_suppress")
+        owned = os.environ.get(ENV_OWNER) == str(os.getpid())
         watching = Watching(Path(folder), suppressions.load(known) if known else [], owned)
         config.pluginmanager.register(watching)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from hostrace.races import NUMBERS, Race, Stack, Watched, merged
 from hostrace.suppressions import Suppression, split
-from trtllm_kvfix.words import number_of
 
 VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
 UNSEEN = {
@@ -44,6 +43,11 @@ class Report:
 
     def failed(self, strict: bool) -> bool:
         return bool(self.races) or (strict and bool(self.possible))
+
+
+def number_of(count: int, singular: str, plural: str = "") -> str:
+    """`number_of(1, "race")` is "1 race", and `number_of(2_000, "race")` is "2,000 races"."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def title(race: Race) -> str:

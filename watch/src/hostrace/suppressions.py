@@ -5,8 +5,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+from hostrace.errors import HostraceError
 from hostrace.races import Race
-from trtllm_kvfix.errors import SettingsError
 
 SIDES = ("use", "touch")
 
@@ -33,7 +33,7 @@ def load(file: Path) -> list[Suppression]:
         if colon and side in SIDES:
             text = pattern.strip()
         if not text.strip("*"):
-            raise SettingsError(f"{file}, line {number}: {line.strip()!r} would suppress everything")
+            raise HostraceError(f"{file}, line {number}: {line.strip()!r} would suppress everything")
         found.append(Suppression(side if colon and side in SIDES else None, text))
     return found
 
