@@ -4,12 +4,14 @@ import click
 
 from trtllm_kvfix.errors import SettingsError
 
+CURE = "pip install hostrace, or ./watch in a checkout"
+
 
 # Every option is hostrace's, `--help` too, so all of them get the same answer.
 @click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def not_installed(arguments: tuple[str, ...]) -> None:  # noqa: ARG001  click's
-    raise SettingsError("`watch` needs hostrace, which is not installed: pip install hostrace, or ./watch in a checkout")
+    raise SettingsError("`watch` needs hostrace, which is not installed: pip install hostrace (in a checkout: ./watch)")
 
 
 def command() -> click.Command:

@@ -36,7 +36,10 @@ def test_options_reach_hostrace(environ: dict[str, str], tmp_path: Path) -> None
 def test_without_hostrace_one_line_says_what_to_install(arguments: tuple[str, ...]) -> None:
     done = without_hostrace("watch", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: `watch` needs hostrace, which is not installed: pip install hostrace, or ./watch in a checkout\n"
+    assert (
+        done.stderr
+        == "Error: `watch` needs hostrace, which is not installed: pip install hostrace (in a checkout: ./watch)\n"
+    )
 
 
 def test_without_hostrace_the_other_commands_stay() -> None:
