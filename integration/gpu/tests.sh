@@ -9,7 +9,7 @@ results=${1:?usage: tests.sh RESULTS_DIR [pytest arguments]}
 shift
 [ $# -gt 0 ] || set -- integration/gpu watch/gpu
 . integration/gpu/install.sh
-python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" ./watch
+into_site ./watch
 status=0
 sh integration/gpu/device/run.sh || status=1
 # The checkout must not shadow what was installed.

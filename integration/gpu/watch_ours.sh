@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: watch_ours.sh RESULTS_DIR [arguments]}")
 shift
 . integration/gpu/install.sh
-python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" ./watch
+into_site ./watch
 # The checkout must not shadow what was installed.
 cp -r integration bench tests watch "$site"/
 cd "$site"

@@ -1,6 +1,6 @@
 """Programs that nobody here wrote the racing parts of: `python -m watch.gpu.clean NAME SECONDS`.
 
-Each prints a digest of what it computed, the same in every run, so that a run under `watch` can be compared.
+Each prints a digest of what it computed, the same in every run, so that a run under hostrace can be compared.
 """
 
 import hashlib

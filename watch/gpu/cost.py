@@ -1,7 +1,8 @@
-"""Measures what `watch` costs, and where: `python -m watch.gpu.cost LAYERS_SO RESULTS.csv [--rounds N]`.
+"""Measures what hostrace costs, and where: `python -m watch.gpu.cost LAYERS_SO RESULTS.csv [--rounds N]`.
 
 Processes live side by side and take turns, so that one figure is compared with another of the same moment: plain,
-watched, and three with a part of `watch` (layers.cc). A row is the median of one figure in one process over all rounds.
+watched, and three with a part of hostrace (layers.cc). A row is the median of one figure in one process over all
+rounds.
 """
 
 import argparse

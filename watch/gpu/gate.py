@@ -1,7 +1,7 @@
 """A gate on a stream: the device waits at it until the host opens it, or a while has passed.
 
-The while is measured by a process of its own. A thread that `watch` holds may hold the interpreter's lock too, and only
-somebody outside can then let the device go on.
+The while is measured by a process of its own. A thread that hostrace holds may hold the interpreter's lock too, and
+only somebody outside can then let the device go on.
 """
 
 import ctypes as c

@@ -1,7 +1,7 @@
-// As much of `watch` as it cannot do without, to see where its time goes. Loaded by the driver as `watch` itself is, with
-// HOSTRACE_LAYER=callback it subscribes to the same calls and does nothing; with HOSTRACE_LAYER=flag it lets the stream write
-// a number behind each copy, too; with HOSTRACE_LAYER=pages it makes the pages of the source read-only besides, until the
-// next wait. And the calls of mprotect alone, without an interpreter between them.
+// As much of hostrace as it cannot do without, to see where its time goes. Loaded by the driver as the library is, with
+// HOSTRACE_LAYER=callback it subscribes to the same calls and does nothing; with HOSTRACE_LAYER=flag it lets the stream
+// write a number behind each copy, too; with HOSTRACE_LAYER=pages it makes the pages of the source read-only besides,
+// until the next wait. And the calls of mprotect alone, without an interpreter between them.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <chrono>

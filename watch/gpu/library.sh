@@ -1,4 +1,4 @@
-# The scripts of `watch` source this file, from the root of the checkout. It builds the library if there is none yet.
+# The scripts here source this file, from the root of the checkout. It builds the library if there is none yet.
 if [ ! -e watch/src/hostrace/libhostrace.so ]; then
   build=$(mktemp -d)
   cmake -S watch -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING

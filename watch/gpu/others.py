@@ -1,6 +1,6 @@
 """Compares which tool sees which of the planted races: `python -m watch.gpu.others RESULTS.csv`.
 
-`watch`, each tool of compute-sanitizer and PyTorch's CUDA sanitizer, over the same programs, racy and repaired. A tool
+hostrace, each tool of compute-sanitizer and PyTorch's CUDA sanitizer, over the same programs, racy and repaired. A tool
 sees a race where it complains about the racy program and not about its repaired twin. A tool that is not on this
 machine has a row that says so.
 """

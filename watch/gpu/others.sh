@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compares which tools see the planted races: `watch`, all tools of compute-sanitizer, and PyTorch's CUDA sanitizer.
+# Compares which tools see the planted races: hostrace, all tools of compute-sanitizer, and PyTorch's CUDA sanitizer.
 #   watch/gpu/others.sh RESULTS_DIR
 # Needs what cost.sh needs. Writes rows to watch_others.csv in RESULTS_DIR, which also names missing tools.
 set -eu

@@ -1,4 +1,4 @@
-"""Each planted and each clean program, with and without `watch`: `python -m watch.gpu.rows RESULTS.csv`.
+"""Each planted and each clean program, with and without hostrace: `python -m watch.gpu.rows RESULTS.csv`.
 
 A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what
 it had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences. A row of

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the planted programs on this machine's GPU, 20 fresh processes of each, all of which must be caught, and the
-# tests of `watch`. It takes less than eight minutes on 16 cores, which run two programs at a time, with eight processes
+# tests of hostrace. It takes less than eight minutes on 16 cores, which run two programs at a time, with eight processes
 # each.
 #   watch/gpu/rows.sh RESULTS_DIR [driver|torch|all]
 # Needs what cost.sh needs; torch's programs also need CuPy. Writes rows to watch_rows.csv in RESULTS_DIR. A run

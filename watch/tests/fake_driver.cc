@@ -1,5 +1,6 @@
-// A driver and a CUPTI that are made up: streams are threads, and a test can hold them. Like a device, they reach memory
-// past its protection. Only what the tests of `watch` call is there; each call tells the subscriber as CUPTI does.
+// A driver and a CUPTI that are made up: streams are threads, and a test can hold them. Like a device, they reach
+// memory past its protection. Only what the tests of hostrace call is there; each call tells the subscriber as CUPTI
+// does.
 //
 // It is not kinder than the real one: calls on a stream that is captured fail, except the one that asks whether it is.
 #include <dlfcn.h>

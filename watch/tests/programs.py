@@ -1,4 +1,4 @@
-"""Programs for the tests of `watch` that are no planted race: `python -m watch.tests.programs NAME`."""
+"""Programs for the tests of hostrace that are no planted race: `python -m watch.tests.programs NAME`."""
 
 import ctypes as c
 import faulthandler

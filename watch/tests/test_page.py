@@ -1,4 +1,4 @@
-"""The page of `watch` claims no more than was seen."""
+"""The page of hostrace claims no more than was seen."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`watch` leaves exit codes, signals, forked children, other handlers and captured streams as they are."""
+"""hostrace leaves exit codes, signals, forked children, other handlers and captured streams as they are."""
 
 import os
 import signal

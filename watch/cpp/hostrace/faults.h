@@ -13,7 +13,8 @@ class ProcessPages final : public Pages {
     bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) override;
 };
 
-// False where this machine's signals cannot be handled. Without `can_step` a page stays open behind a neighbour's touch.
+// False where this machine's signals cannot be handled. Without `can_step` a page stays open behind a neighbour's
+// touch.
 bool install_handlers(bool can_step);
 
 // What the program sees of the two signals: as if our handlers were not there.

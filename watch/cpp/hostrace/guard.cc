@@ -63,8 +63,8 @@ Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t
     return found;
 }
 
-// Give pages the protection that they have to have. With `added`, the last of the uses, only those are touched that differ
-// by it. Pages side by side are changed by one call: it costs more than everything else here.
+// Give pages the protection that they have to have. With `added`, the last of the uses, only those are touched that
+// differ by it. Pages side by side are changed by one call: it costs more than everything else here.
 bool Guard::apply(Span span, const Use* added) {
     const std::size_t count = uses_.load(std::memory_order_relaxed) - (added == nullptr ? 0 : 1);
     bool done = true;

@@ -1,6 +1,6 @@
-// The interpreter in this process. Its frames are read where they lie, with no lock and no call into it: a signal handler
-// and a thread without the interpreter's lock may do that. What another thread has may change meanwhile, and is then wrong
-// or left out.
+// The interpreter in this process. Its frames are read where they lie, with no lock and no call into it: a signal
+// handler and a thread without the interpreter's lock may do that. What another thread has may change meanwhile, and is
+// then wrong or left out.
 #pragma once
 
 #include <cstddef>

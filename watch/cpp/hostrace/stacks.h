@@ -1,5 +1,5 @@
-// Stacks of the program. Taking one is cheap: a number for each distinct one. Python's part becomes text when it is first
-// seen, while the code that it names is still there; native frames when they are reported.
+// Stacks of the program. Taking one is cheap: a number for each distinct one. Python's part becomes text when it is
+// first seen, while the code that it names is still there; native frames when they are reported.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// What cpp/hostrace/driver_api.h and calls.def declare by hand, and the handlers of calls.cc by what they take, against the
-// toolkit's headers. It compiles, or it is wrong. Compiled where cuda.h and CUPTI's headers are; those of CUDA 13.0
+// What cpp/hostrace/driver_api.h and calls.def declare by hand, and the handlers of calls.cc by what they take, against
+// the toolkit's headers. It compiles, or it is wrong. Compiled where cuda.h and CUPTI's headers are; those of CUDA 13.0
 // declare everything that is compared.
 #include <cuda.h>
 #include <cupti.h>
