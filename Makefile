@@ -31,9 +31,14 @@ PIP := 'pip>=23.1'
 # A build directory that stays makes the next build incremental.
 INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation \
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
+# hostrace is a package of its own, in the folder watch.
+INSTALL_HOSTRACE := $(PY) -m pip install --disable-pip-version-check --no-build-isolation \
+	--config-settings=build-dir=$(CURDIR)/build/hostrace --config-settings=cmake.define.HOSTRACE_WERROR=$(WERROR)
 NATIVE_SOURCES := $(shell find cpp cmake licenses -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
-CPP_SOURCES := $(shell find cpp bench tests/bound -name '*.h' -o -name '*.cc')
+HOSTRACE_SOURCES := $(shell find watch/cpp/hostrace -type f) watch/CMakeLists.txt watch/pyproject.toml
+CPP_SOURCES := $(shell find cpp bench tests/bound watch -name '*.h' -o -name '*.cc')
 TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
+TIDY_HOSTRACE := $(wildcard watch/cpp/hostrace/*.cc)
 
 # $(call cpp_configure,NAME,OPTIONS) configures the C++ side alone in build/NAME; cpp_build then builds TARGET, or everything.
 cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -70,11 +75,16 @@ FORCE:
 
 # The editable install knows modules by their paths, so a module that is added, removed or moved needs another install.
 $(VENV)/.modules: $(VENV)/.ready FORCE
-	@now=$@.$$$$; find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
+	@now=$@.$$$$; find trtllm_kvfix watch/src -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
 
 $(VENV)/.built: $(VENV)/.ready $(VENV)/.modules $(NATIVE_SOURCES)
 	@echo "building and installing the package"
 	@$(PY) tools/build_progress.py compiled -- $(INSTALL) -v -e '.[test]'
+	@touch $@
+
+$(VENV)/.hostrace: $(VENV)/.ready $(VENV)/.modules $(HOSTRACE_SOURCES)
+	@echo "building and installing hostrace"
+	@$(PY) tools/build_progress.py compiled -- $(INSTALL_HOSTRACE) -v -e watch
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready pyproject.toml
@@ -92,7 +102,7 @@ $(VENV)/.bound: $(VENV)/.ready $(shell find tests/bound -name '*.cc' -o -name '*
 
 bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare them
 
-build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
+build: $(VENV)/.built $(VENV)/.hostrace  ## build both packages and install them into .venv, editable
 
 verify: build  ## admission, both ways; each hazard beside its fix, on a GPU or a simulated device; what users read
 	@trtllm-kvfix replay --generate small --compare
@@ -131,7 +141,7 @@ test-aarch64: $(VENV)/.ready  ## compile the C++ tests for aarch64 and run them 
 	@JOBS=$(JOBS) integration/dist/aarch64.sh -DKVFIX_WERROR=$(WERROR)
 
 # In environments of their own, so that nothing installed for development can stand in for something that a user lacks.
-test-dist: $(VENV)/.dev build  ## build sdist and wheel, and run the commands from them with the lowest and newest dependencies
+test-dist: $(VENV)/.dev build  ## build sdists and wheels, and run the commands from them with the lowest and newest dependencies
 	@$(PY) -m pytest integration/dist
 
 test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Open MPI must be there
@@ -199,6 +209,7 @@ lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@mypy
 	@clang-format --dry-run --Werror $(CPP_SOURCES)
 	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/python
+	@printf '%s\n' $(TIDY_HOSTRACE) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/hostrace
 
 format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
 	@ruff check --fix-only --quiet

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 import trtllm_kvfix
+from hostrace.launch import library
 from trtllm_kvfix.native import BlockManager
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,10 +20,11 @@ SOURCE_PATH = re.compile(rb"(?<![\w./-])/[\w.+-]+(?:/[\w.+-]+)*\.(?:cc|cpp|cu|cu
 
 
 def binaries() -> Iterator[Path]:
-    """Those that are imported, and those beside them. An editable install keeps both in a folder of its own."""
+    """The extension, and the library of hostrace. An editable install keeps both in a folder of its own."""
     extension = sys.modules[BlockManager.__module__].__file__
     assert extension is not None
     yield from Path(extension).parent.glob("*.so")
+    yield library()
 
 
 def words(text: str) -> list[str]:
@@ -50,6 +52,12 @@ def test_notice_of_robin_map_is_its_licence() -> None:
 def test_every_notice_is_distributed() -> None:
     assert 'license-files = ["LICENSE", "licenses/*.txt"]' in PYPROJECT
     assert {path.name for path in (ROOT / "licenses").iterdir()} == {"nanobind.txt", "robin-map.txt"}
+
+
+def test_hostrace_comes_with_the_same_licence() -> None:
+    assert (ROOT / "watch/LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    declared = (ROOT / "watch/pyproject.toml").read_text()
+    assert 'license = "Apache-2.0"\nlicense-files = ["LICENSE"]' in declared
 
 
 def test_extension_names_no_source_of_its_build() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import hostrace
 import trtllm_kvfix
 from trtllm_kvfix import errors, native
 
@@ -72,6 +73,16 @@ def test_makefile_installs_the_build_requirements_of_pyproject() -> None:
     assert declared is not None
     assert installed is not None
     assert re.findall(r'"(.*?)"', declared[1]) == re.findall(r"'(.*?)'", installed[1])
+
+
+def test_hostrace_is_an_extra_and_builds_with_the_same_requirements() -> None:
+    declared = [re.findall(r'"(.*?)"', (ROOT / file).read_text().partition("requires = ")[2].partition("]")[0])
+                for file in ("pyproject.toml", "watch/pyproject.toml")]  # fmt: skip
+    assert set(declared[1]) <= set(declared[0])
+    assert [line for line in requires("trtllm-kvfix") or [] if line.startswith("hostrace")] == [
+        'hostrace>=0.1; extra == "watch"'
+    ]
+    assert version("hostrace") == hostrace.__version__
 
 
 def test_make_help_lists_every_target() -> None:

@@ -13,7 +13,7 @@ from tests.skips import ALLOWED
 ROOT = Path(__file__).parents[1]
 WITHOUT_CI = {name: value for name, value in os.environ.items() if name != "CI"}
 WITH_CI = {**WITHOUT_CI, "CI": "true"}
-ALLOWED_FILE, SAYS = "tests/watch/test_frames_of_python.py", "Python 3.99 is not in the path"
+ALLOWED_FILE, SAYS = "watch/tests/test_frames_of_python.py", "Python 3.99 is not in the path"
 IN_A_TEST = 'import pytest\ndef test_it():\n    pytest.skip("{}")'
 IN_A_FIXTURE = (
     'import pytest\n@pytest.fixture(scope="session")\ndef made():\n    pytest.skip("{}")\ndef test_it(made): ...'
@@ -37,10 +37,10 @@ def run(folder: Path, file: str, text: str, environ: Mapping[str, str]) -> subpr
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_skip_that_nobody_allowed_fails_under_ci_alone(way: str, tmp_path: Path) -> None:
-    done = run(tmp_path, ALLOWED_FILE, way.format("libkvfix_watch.so is missing"), WITH_CI)
+    done = run(tmp_path, ALLOWED_FILE, way.format("libhostrace.so is missing"), WITH_CI)
     assert done.returncode != 0
-    assert "was skipped where CI is set: libkvfix_watch.so is missing" in done.stdout
-    assert run(tmp_path, ALLOWED_FILE, way.format("libkvfix_watch.so is missing"), WITHOUT_CI).returncode == 0
+    assert "was skipped where CI is set: libhostrace.so is missing" in done.stdout
+    assert run(tmp_path, ALLOWED_FILE, way.format("libhostrace.so is missing"), WITHOUT_CI).returncode == 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -51,7 +51,7 @@ def test_a_skip_on_the_list_passes_and_is_said(way: str, tmp_path: Path) -> None
 
 
 def test_a_reason_counts_in_its_own_file_only(tmp_path: Path) -> None:
-    assert run(tmp_path, "tests/watch/test_marks.py", IN_A_TEST.format(SAYS), WITH_CI).returncode == 1
+    assert run(tmp_path, "watch/tests/test_marks.py", IN_A_TEST.format(SAYS), WITH_CI).returncode == 1
 
 
 def test_every_suite_has_the_plugin(pytestconfig: pytest.Config) -> None:

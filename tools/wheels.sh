@@ -1,5 +1,5 @@
 #!/bin/bash
-# Build manylinux wheels into dist/ with cibuildwheel, which needs docker or podman. docs/packages.md says more.
+# Build manylinux wheels of both packages into dist/ with cibuildwheel, which needs docker or podman. docs/packages.md says more.
 #   tools/wheels.sh [--kernels PACKAGE] [ARCH...]
 # PACKAGE is NVIDIA's RPM of the compiler, such as cuda-nvcc-12-8; without it the wheels have no kernels. ARCH is x86_64 or
 # aarch64, by default the machine's own; another one needs QEMU's binfmt handlers, and hours.
@@ -18,4 +18,8 @@ if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
 fi
 export SOURCE_DATE_EPOCH
 archs=$(IFS=,; echo "${*:-native}")
-exec cibuildwheel --platform linux --archs "$archs" --output-dir dist .
+cibuildwheel --platform linux --archs "$archs" --output-dir dist .
+# An sdist has no hostrace. It is for x86-64 alone: where that is not among ARCH, there is nothing to build.
+if [ -d watch ]; then
+  cibuildwheel --platform linux --archs "$archs" --allow-empty --output-dir dist watch
+fi

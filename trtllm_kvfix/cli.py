@@ -31,7 +31,7 @@ COMMANDS = {
     "selfcheck": "trtllm_kvfix.tools.selfcheck.command:selfcheck",
     "status": "trtllm_kvfix.tools.status:status",
     "verify": "trtllm_kvfix.tools.verify.command:verify",
-    "watch": "trtllm_kvfix.watch.command:watch",
+    "watch": "trtllm_kvfix.watch:watch",
 }
 
 

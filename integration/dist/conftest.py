@@ -1,4 +1,4 @@
-"""The distribution under test, built once."""
+"""The distributions under test, each built once."""
 
 import subprocess
 import sys
@@ -28,5 +28,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         [script, script.parents[2], folder, kernels], capture_output=True, text=True, check=False, env=environ
     )
     assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return Built(sdist, wheel)
+
+
+@pytest.fixture(scope="session")
+def built_hostrace(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The same of hostrace: its wheel comes out of its sdist, which has nothing of the folder around it."""
+    folder = tmp_path_factory.mktemp("dist-hostrace")
+    how = ("--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder)
+    uv("build", "--sdist", *how, ROOT / "watch")
+    (sdist,) = folder.glob("*.tar.gz")
+    uv("build", "--wheel", *how, sdist)
     (wheel,) = folder.glob("*.whl")
     return Built(sdist, wheel)

@@ -29,6 +29,13 @@ def test_one_build_for_each_wheel(arch: str) -> None:
     assert done.stdout.split() == [f"{build}-manylinux_{arch}" for build in BUILDS]
 
 
+@pytest.mark.parametrize(("arch", "builds"), [("x86_64", ["cp312-manylinux_x86_64"]), ("aarch64", [])])
+def test_one_build_of_hostrace_for_every_python(arch: str, builds: list[str]) -> None:
+    which = ("--platform", "linux", "--archs", arch, "--allow-empty", "--print-build-identifiers")
+    done = run("cibuildwheel", *which, "watch")
+    assert (done.returncode, done.stdout.split()) == (0, builds), done.stderr
+
+
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
     scripts = [
         *ROOT.glob("tools/*.sh"),

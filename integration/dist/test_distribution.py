@@ -78,6 +78,19 @@ def test_command_runs_from_the_wheel(python: Path, tmp_path: Path, command: str,
     assert part in done.stdout
 
 
+def test_watch_says_how_to_get_it_where_only_this_wheel_is(python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [python.parent / "trtllm-kvfix", "watch", "--hold", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=clean_environment(python.parent),
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "pip install hostrace" in done.stderr
+
+
 @pytest.mark.parametrize("pip", [True, False])
 def test_image_installs_the_wheel_and_nothing_else_changes(built: Built, tmp_path: Path, pip: bool) -> None:
     """install.sh in an environment that has a version of rich which is too old for us: what runs there is not touched.

@@ -8,12 +8,13 @@ set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: run.sh RESULTS_DIR [--quick]}
 . integration/gpu/install.sh
+into_site ./watch
 # The checkout must not shadow what was installed.
-cp -r integration bench tests "$site"/
+cp -r integration bench tests watch "$site"/
 cd "$site"
 python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.open_device("cuda").name)'
 status=0
-python3 -m pytest -q -p no:cacheprovider integration/gpu || status=1
+python3 -m pytest -q -p no:cacheprovider integration/gpu watch/gpu || status=1
 python3 -m trtllm_kvfix verify --device cuda --html "$results/verify.html" --json >"$results/verify.json" || status=1
 python3 bench/record_verify.py --results "$results" <"$results/verify.json" || status=1
 if command -v compute-sanitizer >/dev/null; then

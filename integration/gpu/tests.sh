@@ -7,12 +7,13 @@ set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: tests.sh RESULTS_DIR [pytest arguments]}
 shift
-[ $# -gt 0 ] || set -- integration/gpu
+[ $# -gt 0 ] || set -- integration/gpu watch/gpu
 . integration/gpu/install.sh
+into_site ./watch
 status=0
 sh integration/gpu/device/run.sh || status=1
 # The checkout must not shadow what was installed.
-cp -r integration bench tests "$site"/
+cp -r integration bench tests watch "$site"/
 cd "$site"
 python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.open_device("cuda").name)'
 python3 -m pytest -q -p no:cacheprovider "$@" || status=1

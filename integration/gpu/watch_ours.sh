@@ -8,7 +8,8 @@ cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: watch_ours.sh RESULTS_DIR [arguments]}")
 shift
 . integration/gpu/install.sh
+into_site ./watch
 # The checkout must not shadow what was installed.
-cp -r integration bench tests "$site"/
+cp -r integration bench tests watch "$site"/
 cd "$site"
 exec timeout 150 python3 -m integration.gpu.watch.ours "$results/watch_ours.csv" "$@"

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hostrace import page as watch_page
+from hostrace.races import NUMBERS, Frame, Race, Stack
+from hostrace.report import Report
 from tools.docs.pictures import CASES, RECORD, SCENES
 from trtllm_kvfix.tools.demo import outcome as demo
 from trtllm_kvfix.tools.demo import page as demo_page
 from trtllm_kvfix.tools.verify import outcome as verify
 from trtllm_kvfix.tools.verify import page as verify_page
-from trtllm_kvfix.watch import page as watch_page
-from trtllm_kvfix.watch.races import NUMBERS, Frame, Race, Stack
-from trtllm_kvfix.watch.report import Report
 
 NAMES = ("verify", "demo", "watch")
 

@@ -66,7 +66,7 @@ def label(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "watch/docs").glob("*.md"))]
 
 
 def blocks(page: Path, text: str | None = None) -> list[Block]:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tools.docs import pictures
-from tools.docs.hooks import without_outside_links
+from tools.docs.hooks import ELSEWHERE, without_outside_links
 from trtllm_kvfix import errors, native, staging
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 from trtllm_kvfix.sections import FixSettings, ReplaySettings, Settings
@@ -94,6 +94,14 @@ def test_links_out_of_the_docs_become_names_only_where_the_file_is_there() -> No
     assert without_outside_links(outside, "design.md") == "CONTRIBUTING (`CONTRIBUTING.md` in the repository)"
     for kept in ("[offload](../offload.md)", "[gone](../../NO_SUCH_FILE.md)"):
         assert without_outside_links(kept, "hazards/h1.md") == kept
+
+
+def test_links_to_a_page_that_lies_elsewhere_lead_to_its_place_on_the_site() -> None:
+    assert without_outside_links("[watch](../watch/docs/hostrace.md#suppressions)", "index.md") == (
+        "[watch](hostrace.md#suppressions)"
+    )
+    assert without_outside_links("[watch](../../watch/docs/hostrace.md)", "hazards/h1.md") == "[watch](../hostrace.md)"
+    assert [path for path in ELSEWHERE if not (ROOT / path).is_file()] == []
 
 
 def test_no_entry_of_the_changelog_says_what_another_says() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.watch.conftest import Outcome, Watch
+from watch.tests.conftest import Outcome, Watch
 
 pytest.importorskip("trtllm_kvfix._core", reason="needs the extension")
 

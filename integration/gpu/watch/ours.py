@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from integration.gpu.watch.ours_work import STANDINS
-from integration.gpu.watch.rows import Run, occurrences
-from integration.gpu.watch.table import table
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.tools.demo.scenes import SCENES
 from trtllm_kvfix.tools.verify.catalogue import CASES
+from watch.gpu.rows import Run, occurrences
+from watch.gpu.table import table
 
 DEVICE_ALONE = "H5"
 SEEN_OF_THE_ENGINE = ("H1", "H2", "H7", "H9")  # H8 is a matter of books

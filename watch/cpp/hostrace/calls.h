@@ -1,0 +1,27 @@
+// The calls of the driver that matter here (calls.def), as CUPTI reports them.
+#pragma once
+
+#include "hostrace/driver.h"
+#include "hostrace/driver_api.h"
+#include "hostrace/graphs.h"
+#include "hostrace/kernels.h"
+#include "hostrace/ranges.h"
+#include "hostrace/streams.h"
+#include "hostrace/watcher.h"
+
+namespace hostrace {
+
+struct Calls {
+    Calls(Watcher& watcher, const Driver& driver)
+        : watch(watcher), streams(driver), kernels(driver), graphs(driver, kernels, ranges) {}
+
+    void on_call(std::uint32_t number, const cupti::CallbackData& data);
+
+    Watcher& watch;
+    Ranges ranges;
+    Streams streams;
+    Kernels kernels;
+    Graphs graphs;
+};
+
+}  // namespace hostrace

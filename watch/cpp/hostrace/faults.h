@@ -1,0 +1,26 @@
+// The signal handlers: SIGSEGV for a touch of a protected page, SIGTRAP behind an instruction that was stepped over.
+// Other handlers of the program keep working: they are called for whatever is not ours.
+#pragma once
+
+#include <csignal>
+
+#include "hostrace/guard.h"
+
+namespace hostrace {
+
+class ProcessPages final : public Pages {
+  public:
+    bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) override;
+};
+
+// False where this machine's signals cannot be handled. Without `can_step` a page stays open behind a neighbour's
+// touch.
+bool install_handlers(bool can_step);
+
+// What the program sees of the two signals: as if our handlers were not there.
+int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
+bool is_ours(int signal);
+// The C library's own, behind the one that stands in front of it.
+int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
+
+}  // namespace hostrace

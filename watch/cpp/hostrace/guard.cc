@@ -1,0 +1,291 @@
+#include "hostrace/guard.h"
+
+#include <algorithm>
+#include <mutex>
+
+namespace hostrace {
+namespace {
+
+Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
+
+}  // namespace
+
+std::uintptr_t Shape::first_in(std::uintptr_t from, std::uintptr_t to) const {
+    from = std::max(from, begin);
+    to = std::min(to, end());
+    if (from >= to) {
+        return to;
+    }
+    if (rows == 1 && slices == 1) {
+        return from;
+    }
+    const std::size_t offset = from - begin;
+    const std::size_t slice = slices > 1 ? offset / slice_pitch : 0;
+    const std::size_t in_slice = offset - slice * slice_pitch;
+    const std::size_t row = rows > 1 ? std::min(in_slice / pitch, rows - 1) : 0;
+    if (in_slice - row * pitch < width) {
+        return from;
+    }
+    const std::uintptr_t next =
+        row + 1 < rows ? begin + slice * slice_pitch + (row + 1) * pitch : begin + (slice + 1) * slice_pitch;
+    return std::min(next, to);
+}
+
+Span Guard::pages_of(std::uintptr_t begin, std::uintptr_t end) {
+    return {begin & ~(kPage - 1), (end + kPage - 1) & ~(kPage - 1)};
+}
+
+bool Guard::nothing_in(Span span) const {
+    const std::size_t count = uses_.load(std::memory_order_relaxed);
+    const auto meets = [&](const Span& each) { return each.meets(span); };
+    return std::none_of(spans_.begin(), spans_.begin() + count, meets) &&
+           std::none_of(openings_.begin(), openings_.begin() + openings_end_, meets);
+}
+
+// What the first `count` uses want for the page, and until where nothing changes.
+Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const {
+    Wanted found{end, Protection::open, false};
+    const auto covers = [&](const Span& each) {
+        if (each.end <= page || each.begin >= found.until) {
+            return false;
+        }
+        found.until = each.begin > page ? each.begin : std::min(found.until, each.end);
+        return each.begin <= page;
+    };
+    for (std::size_t at = 0; at < count; ++at) {
+        if (covers(spans_[at])) {
+            found.by_uses = std::max(found.by_uses, needed(list_[at]));
+        }
+    }
+    for (std::size_t at = 0; at < openings_end_; ++at) {
+        found.open = covers(openings_[at]) || found.open;
+    }
+    return found;
+}
+
+// Give pages the protection that they have to have. With `added`, the last of the uses, only those are touched that
+// differ by it. Pages side by side are changed by one call: it costs more than everything else here.
+bool Guard::apply(Span span, const Use* added) {
+    const std::size_t count = uses_.load(std::memory_order_relaxed) - (added == nullptr ? 0 : 1);
+    bool done = true;
+    Span change{};
+    Protection to = Protection::open;
+    const auto flush = [&] {
+        done = (change.begin == change.end || pages_.protect(change.begin, change.end - change.begin, to)) && done;
+    };
+    for (std::uintptr_t page = span.begin; page < span.end;) {
+        const Wanted had = wanted(page, span.end, count);
+        const Protection all = added == nullptr ? had.by_uses : std::max(had.by_uses, needed(*added));
+        const Protection now = had.open ? Protection::open : all;
+        if (added == nullptr || (!had.open && all != had.by_uses)) {
+            if (change.end != page || to != now) {
+                flush();
+                change.begin = page;
+                to = now;
+            }
+            change.end = had.until;
+        }
+        page = had.until;
+    }
+    flush();
+    return done;
+}
+
+// The books close over what went; its spans stay behind the end of the list.
+template <typename Gone>
+std::size_t Guard::take_out(Gone gone) {
+    const std::size_t before = uses_.load(std::memory_order_relaxed);
+    std::size_t kept = before;
+    for (std::size_t at = 0; at < kept;) {
+        if (gone(spans_[at], list_[at])) {
+            --kept;
+            std::swap(spans_[at], spans_[kept]);
+            list_[at] = list_[kept];
+        } else {
+            ++at;
+        }
+    }
+    uses_.store(kept, std::memory_order_relaxed);
+    return before - kept;
+}
+
+template <typename Gone>
+std::size_t Guard::remove(Gone gone) {
+    const std::size_t removed = take_out(gone);
+    Span* const from = spans_.data() + uses_.load(std::memory_order_relaxed);
+    Span* const end = from + removed;
+    std::sort(from, end, [](const Span& one, const Span& other) { return one.begin < other.begin; });
+    for (const Span* at = from; at != end;) {
+        const Span* const first = at;
+        Span run = *first;
+        while (++at != end && at->begin <= run.end) {
+            run.end = std::max(run.end, at->end);
+        }
+        if (nothing_in(run) ? !pages_.protect(run.begin, run.end - run.begin, Protection::open)
+                            : !apply(run, nullptr)) {
+            // A part of it is no longer mapped: the rest must not stay protected.
+            std::for_each(first, at, [&](const Span& each) { static_cast<void>(apply(each, nullptr)); });
+        }
+    }
+    return removed;
+}
+
+bool Guard::add(Use use) {
+    const std::lock_guard<OwnedLock> held(lock_);
+    if (uses_.load(std::memory_order_relaxed) == kUsesMax) {
+        retire_locked();
+    }
+    const std::size_t at = uses_.load(std::memory_order_relaxed);
+    if (at == kUsesMax) {
+        count(counts_.dropped);
+        return false;
+    }
+    const Span span = pages_of(use.shape.begin, use.shape.end());
+    const bool alone = nothing_in(span);
+    use.id = next_id_++;
+    spans_[at] = span;
+    list_[at] = use;
+    // Before the pages change: who asks without the lock, or faults there, must not believe that nothing is ours.
+    uses_.store(at + 1, std::memory_order_relaxed);
+    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), span.begin), std::memory_order_relaxed);
+    highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
+    if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
+        remove_id(use.id);
+        count(counts_.dropped);
+        return false;
+    }
+    if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
+        take_out([&](const Span& each, const Use& old) {
+            const bool covered = span.begin <= each.begin && each.end <= span.end;
+            return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
+        });
+    }
+    count(counts_.guarded);
+    return true;
+}
+
+bool Guard::open_for(Span span) {
+    std::size_t at = 0;
+    while (at < openings_end_ && !openings_[at].empty()) {
+        ++at;
+    }
+    if (at == kOpeningsMax || !pages_.protect(span.begin, span.end - span.begin, Protection::open)) {
+        return false;
+    }
+    openings_[at] = span;
+    openings_end_ = std::max(openings_end_, at + 1);
+    return true;
+}
+
+Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
+    Verdict verdict;
+    if (begin + bytes <= lowest_.load(std::memory_order_relaxed) || begin >= highest_.load(std::memory_order_relaxed)) {
+        return verdict;
+    }
+    const std::lock_guard<OwnedLock> held(lock_);
+    const Span span = pages_of(begin, begin + bytes);
+    const auto here = [&](const Span& each) { return each.meets(span); };
+    const bool ended = remove([&](const Span& each, const Use& use) { return here(each) && use.finished(); }) != 0;
+    if (ended) {
+        count(counts_.faults_stale);
+    }
+    bool neighbour = false;
+    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
+        const Use& use = list_[at];
+        if (!here(spans_[at]) || !use.forbids(access)) {
+            continue;
+        }
+        neighbour = true;
+        const std::uintptr_t first = use.shape.first_in(begin, begin + bytes);
+        if (first < std::min(begin + bytes, use.shape.end())) {
+            verdict.answer = Answer::race;
+            verdict.at = first;
+            verdict.use = use;
+            break;
+        }
+    }
+    if (verdict.answer == Answer::race) {
+        if (!hold_) {
+            remove_id(verdict.use.id);
+        }
+    } else if (!neighbour) {
+        verdict.answer = ended ? Answer::opened : Answer::nothing;
+    } else if (open_for(span)) {
+        verdict.opening = span;
+        count(counts_.steps);
+        verdict.answer = Answer::step;
+    } else {
+        // No room to open one page among protected ones: what is in flight here cannot be watched any longer.
+        const std::size_t lost = remove([&](const Span& each, const Use&) { return here(each); });
+        count(counts_.dropped, lost);
+        verdict.answer = Answer::opened;
+    }
+    return verdict;
+}
+
+void Guard::close(const Opening& opening) {
+    const std::lock_guard<OwnedLock> held(lock_);
+    for (std::size_t at = 0; at < openings_end_; ++at) {
+        if (openings_[at] == opening) {
+            openings_[at] = {};
+            break;
+        }
+    }
+    while (openings_end_ > 0 && openings_[openings_end_ - 1].empty()) {
+        --openings_end_;
+    }
+    static_cast<void>(apply(opening, nullptr));
+}
+
+void Guard::remove_id(std::uint64_t id) {
+    remove([&](const Span&, const Use& use) { return use.id == id; });
+}
+
+void Guard::release(std::uint64_t id) {
+    const std::lock_guard<OwnedLock> held(lock_);
+    remove_id(id);
+}
+
+Verdict Guard::give_back(std::uintptr_t begin, std::size_t bytes) {
+    Verdict verdict;
+    const std::lock_guard<OwnedLock> held(lock_);
+    remove([&](const Span&, const Use& use) {
+        if (use.shape.end() <= begin || begin + bytes <= use.shape.begin) {
+            return false;
+        }
+        if (verdict.answer != Answer::race && !use.finished()) {
+            verdict.answer = Answer::race;
+            verdict.use = use;
+            verdict.at = std::max(begin, use.shape.begin);
+        }
+        return true;
+    });
+    return verdict;
+}
+
+void Guard::retire_locked() {
+    remove([](const Span&, const Use& use) { return use.finished(); });
+}
+
+void Guard::retire() {
+    if (!idle()) {
+        const std::lock_guard<OwnedLock> held(lock_);
+        retire_locked();
+    }
+}
+
+void Guard::forget_context(const void* context) {
+    const std::lock_guard<OwnedLock> held(lock_);
+    remove([&](const Span&, const Use& use) { return context == nullptr || use.context == context; });
+}
+
+void Guard::open_all() { forget_context(nullptr); }
+
+void Guard::open_all_in_child() {
+    lock_.unlock();  // whoever had it is not here
+    openings_ = {};
+    openings_end_ = 0;
+    open_all();
+}
+
+}  // namespace hostrace

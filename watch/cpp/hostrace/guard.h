@@ -1,0 +1,103 @@
+// The books of the uses in flight and of the pages that are protected for them. Everything here may run in a signal
+// handler: it allocates nothing, and takes one lock, which is never held while memory of the program is touched.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "hostrace/counts.h"
+#include "hostrace/owned_lock.h"
+#include "hostrace/use.h"
+
+namespace hostrace {
+
+enum class Protection : std::uint8_t { open, read_only, closed };
+
+// What changes the protection of pages: mprotect, or a test's double.
+class Pages {
+  public:
+    virtual bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) = 0;
+
+  protected:
+    ~Pages() = default;
+};
+
+// Pages that stay open while one instruction, or one call of the kernel, goes through.
+using Opening = Span;
+
+enum class Answer : std::uint8_t {
+    foreign,  // nothing of ours is there
+    nothing,  // something of ours was there a moment ago: try again
+    opened,   // what stood in the way has ended
+    race,     // `use` is in flight, and the touch is inside it
+    step,     // a neighbour in the same page: `opening` must be closed behind the instruction
+};
+
+struct Verdict {
+    Answer answer = Answer::foreign;
+    std::uintptr_t at = 0;  // the first byte that was raced for
+    Use use;
+    Opening opening;
+};
+
+class Guard {
+  public:
+    static constexpr std::size_t kUsesMax = 4096;
+    static constexpr std::size_t kOpeningsMax = 128;
+    static constexpr std::uintptr_t kPage = 4096;
+
+    // With `hold`, a use that was raced for stays guarded until release() is called for it.
+    Guard(Pages& pages, Counts& counts, bool hold) : counts_(counts), pages_(pages), hold_(hold) {}
+
+    // False where there is no room, or the pages refuse: the use is not watched then.
+    bool add(Use use);
+    // A touch of [begin, begin + bytes), which the caller makes when this has returned.
+    Verdict touch(std::uintptr_t begin, std::size_t bytes, Access access);
+    void close(const Opening& opening);
+    void release(std::uint64_t id);
+    // Memory goes back to its owner: the first use in flight there, if any. All of them are forgotten.
+    Verdict give_back(std::uintptr_t begin, std::size_t bytes);
+    // Give back the pages of everything that has ended.
+    void retire();
+    void forget_context(const void* context);
+    // Give everything back for good, in a process that ends; and in a forked child, where nobody else runs.
+    void open_all();
+    void open_all_in_child();
+
+    bool locked_by_me() const { return lock_.mine(); }
+    bool idle() const { return uses_.load(std::memory_order_relaxed) == 0; }
+
+  private:
+    struct Wanted {
+        std::uintptr_t until;
+        Protection by_uses;
+        bool open;  // whatever the uses want
+    };
+    static Span pages_of(std::uintptr_t begin, std::uintptr_t end);
+    bool nothing_in(Span span) const;
+    Wanted wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const;
+    bool apply(Span span, const Use* added);
+    // Those for which `gone(span, use)` holds leave the books; with `remove` their pages are opened, too.
+    template <typename Gone>
+    std::size_t take_out(Gone gone);
+    template <typename Gone>
+    std::size_t remove(Gone gone);
+    void remove_id(std::uint64_t id);
+    bool open_for(Span span);
+    void retire_locked();
+
+    OwnedLock lock_;
+    Counts& counts_;
+    Pages& pages_;
+    const bool hold_;
+    std::atomic<std::size_t> uses_{0};
+    std::uint64_t next_id_ = 1;
+    std::atomic<std::uintptr_t> lowest_{~std::uintptr_t{0}}, highest_{0};
+    std::array<Span, kUsesMax> spans_{};  // whole pages, beside the uses: this is what is searched
+    std::array<Use, kUsesMax> list_{};
+    std::array<Opening, kOpeningsMax> openings_{};
+    std::size_t openings_end_ = 0;  // behind the last one that is in use
+};
+
+}  // namespace hostrace

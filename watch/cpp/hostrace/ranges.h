@@ -1,0 +1,86 @@
+// Which memory of the process is pinned: what the driver allocated or registered, and has not taken back.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "hostrace/use.h"
+
+namespace hostrace {
+
+class Ranges {
+  public:
+    void add(std::uintptr_t begin, std::size_t bytes) {
+        static_cast<void>(remove(begin));
+        const std::unique_lock held(mutex_);
+        sorted_.insert(after(begin), {begin, begin + bytes});
+        mark(begin / kGranule, (begin + bytes - 1) / kGranule + 1, true);
+    }
+
+    Span remove(std::uintptr_t begin) {
+        const std::unique_lock held(mutex_);
+        const auto behind = after(begin);
+        if (behind == sorted_.begin() || std::prev(behind)->begin != begin) {
+            return {};
+        }
+        const Span range = *std::prev(behind);
+        const auto next = sorted_.erase(std::prev(behind));
+        // Those beside it may share its first and its last granule.
+        std::uintptr_t first = begin / kGranule;
+        std::uintptr_t end = (range.end - 1) / kGranule + 1;
+        first += next != sorted_.begin() && (std::prev(next)->end - 1) / kGranule == first ? 1 : 0;
+        end -= next != sorted_.end() && next->begin / kGranule == end - 1 ? 1 : 0;
+        mark(first, end, false);
+        return range;
+    }
+
+    // The range that holds the address, or an empty one.
+    Span find(std::uintptr_t address) const {
+        if (!near(address)) {
+            return {};
+        }
+        const std::shared_lock held(mutex_);
+        const auto behind = after(address);
+        return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Span{};
+    }
+
+    // Costs two reads and no lock: almost every word that is asked for is device memory, or no address at all.
+    bool near(std::uintptr_t word) const {
+        const std::uintptr_t granule = word / kGranule;
+        return granule < kGranules &&
+               (granules_[granule / 64].load(std::memory_order_relaxed) >> granule % 64 & 1U) != 0;
+    }
+
+  private:
+    // The driver gives device memory and host memory out in pieces of this size.
+    static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;
+    static constexpr std::uintptr_t kGranules = (std::uintptr_t{1} << 47) / kGranule;
+
+    std::vector<Span>::const_iterator after(std::uintptr_t address) const {
+        return std::upper_bound(sorted_.begin(), sorted_.end(), address,
+                                [](std::uintptr_t value, const Span& range) { return value < range.begin; });
+    }
+
+    void mark(std::uintptr_t first, std::uintptr_t end, bool pinned) {
+        for (std::uintptr_t granule = first; granule < std::min(end, kGranules); ++granule) {
+            const std::uint64_t bit = std::uint64_t{1} << granule % 64;
+            Bits& bits = granules_[granule / 64];
+            pinned ? bits.fetch_or(bit, std::memory_order_relaxed) : bits.fetch_and(~bit, std::memory_order_relaxed);
+        }
+    }
+
+    mutable std::shared_mutex mutex_;
+    std::vector<Span> sorted_;
+    // A bit for each granule that holds pinned memory. The kernel gives memory only to what is used of it.
+    using Bits = std::atomic<std::uint64_t>;
+    std::unique_ptr<Bits[], void (*)(void*)> granules_{static_cast<Bits*>(std::calloc(kGranules / 64, sizeof(Bits))),
+                                                       std::free};
+};
+
+}  // namespace hostrace

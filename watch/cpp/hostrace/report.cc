@@ -1,0 +1,134 @@
+#include "hostrace/report.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "hostrace/thread.h"
+
+namespace hostrace {
+namespace {
+
+constexpr std::array kKinds{"copy", "memset", "kernel", "copy of a graph", "memset of a graph", "kernel of a graph"};
+constexpr std::array kAccesses{"read", "write", "free"};
+
+int open_in(const char* folder, const char* suffix, int flags) {
+    std::array<char, 1024> path;
+    std::snprintf(path.data(), path.size(), "%s/%d.%s", folder, getpid(), suffix);
+    return folder == nullptr ? -1 : open(path.data(), flags | O_CREAT | O_CLOEXEC, 0644);
+}
+
+}  // namespace
+
+Counts& counts_in(const char* folder) {
+    static Counts spare{};
+    const int file = open_in(folder, "counts", O_RDWR);
+    void* mapped = MAP_FAILED;
+    if (file >= 0) {
+        if (ftruncate(file, sizeof(Counts)) == 0) {
+            mapped = mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        }
+        close(file);
+    }
+    return mapped == MAP_FAILED ? spare : *static_cast<Counts*>(mapped);
+}
+
+Report::Report(const char* folder, Counts& counts, const Stacks& stacks)
+    : counts_(counts), stacks_(stacks), file_(open_in(folder, "races", O_WRONLY | O_APPEND)), started_ns_(now_ns()) {}
+
+Pair Report::say(const Race& race) {
+    const Use& use = race.verdict.use;
+    const std::uint64_t touched = stacks_.place_here(race.instruction == nullptr ? race.how : race.instruction);
+    const std::uint64_t place = ((touched * 31 + use.stack) * 31 + static_cast<std::uint64_t>(use.kind) * 4 +
+                                 static_cast<std::uint64_t>(race.access)) |
+                                1;
+    if (!lock_.lock_unless_mine()) {
+        return kPairsMax - 1;
+    }
+    Pair pair = 0;
+    while (pair < pairs_ && places_[pair] != place) {
+        ++pair;
+    }
+    if (pair == pairs_ && pairs_ < kPairsMax - 1) {
+        places_[pairs_++] = place;
+        write_race(pair, race);
+    }
+    if (pair == pairs_) {
+        count(counts_.pairs_lost);
+        pair = kPairsMax - 1;
+    } else {
+        count(counts_.times[pair]);
+    }
+    lock_.unlock();
+    return pair;
+}
+
+void Report::write_race(Pair pair, const Race& race) {
+    const Use& use = race.verdict.use;
+    const Shape& shape = use.shape;
+    std::array<char, 17> thread_name{};
+    prctl(PR_GET_NAME, thread_name.data());
+
+    Text text(buffer_.data(), buffer_.size());
+    text << "{";
+    text.name("number") << pair;
+    text.name("certain") << (use.certain ? "true" : "false");
+    text.name("touch").quoted(kAccesses[static_cast<std::size_t>(race.access)]);
+    text.name("how").quoted(race.how == nullptr ? "" : race.how);
+    text.name("use").quoted(kKinds[static_cast<std::size_t>(use.kind)]);
+    text.name("device").quoted(use.device_writes ? "writes" : "reads");
+    text.name("begin") << shape.begin;
+    text.name("bytes") << shape.end() - shape.begin;
+    text.name("at") << race.verdict.at - shape.begin;
+    text.name("width") << shape.width;
+    text.name("rows") << shape.rows * shape.slices;
+    text.name("stream") << use.stream;
+    text.name("age_ns") << now_ns() - use.since_ns;
+    text.name("since_ns") << use.since_ns - started_ns_;
+    text.name("use_thread") << static_cast<std::uint64_t>(use.thread);
+    text.name("touch_thread") << static_cast<std::uint64_t>(self().id);
+    text.name("thread_name").quoted(thread_name.data());
+    stacks_.print(use.stack, text.name("use_stack"));
+    stacks_.print_here(text.name("touch_stack"), race.frames);
+    write_line(text << "}\n");
+}
+
+void Report::note(const char* text, const char* detail) {
+    if (!lock_.lock_unless_mine()) {
+        return;
+    }
+    Text line(buffer_.data(), buffer_.size());
+    (line << "{").name("note") << "\"";
+    write_line(line.escaped(text).escaped(detail) << "\"}\n");
+    lock_.unlock();
+}
+
+void Report::write_line(Text& line) {
+    const char* from = line.data();
+    for (const char* const end = from + line.size(); from < end;) {
+        const ssize_t written = write(file_, from, static_cast<std::size_t>(end - from));
+        if (written <= 0) {
+            return;
+        }
+        from += written;
+    }
+}
+
+void Report::give_up(Pair pair) {
+    given_up_[pair].store(true, std::memory_order_relaxed);
+    count(counts_.gave_up);
+    note("hold gave up: the device did not finish in time, the touch went on; race ", pair < pairs_ ? "" : "unlisted");
+}
+
+void Report::close_in_child() {
+    lock_.unlock();  // whoever had it is not here
+    if (file_ >= 0) {
+        close(file_);
+    }
+    file_ = -1;
+}
+
+}  // namespace hostrace

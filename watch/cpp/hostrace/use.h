@@ -1,0 +1,62 @@
+// One asynchronous use of pinned host memory by the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hostrace {
+
+// Addresses from `begin` to before `end`.
+struct Span {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+
+    bool operator==(const Span&) const = default;
+    bool empty() const { return begin == end; }
+    bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
+};
+
+// Bytes in memory: `slices` times `rows` times `width` bytes. What lies in one piece is one row of one slice.
+struct Shape {
+    std::uintptr_t begin = 0;
+    std::size_t width = 0;
+    std::size_t pitch = 0;  // from row to row
+    std::size_t rows = 1;
+    std::size_t slice_pitch = 0;  // from slice to slice
+    std::size_t slices = 1;
+
+    std::uintptr_t end() const { return begin + (slices - 1) * slice_pitch + (rows - 1) * pitch + width; }
+    bool empty() const { return width == 0 || rows == 0 || slices == 0; }
+    // The first byte in [from, to) that belongs to it, or `to`.
+    std::uintptr_t first_in(std::uintptr_t from, std::uintptr_t to) const;
+};
+
+enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel };
+enum class Access : std::uint8_t { read, write, give_back };
+
+// What the device does with some of it.
+struct Side {
+    Shape shape;
+    Kind kind = Kind::copy;
+    bool device_writes = false;
+    // Range and direction are known: a touch is a race, not only a possible one. Else it begins there, and may go on.
+    bool certain = true;
+
+    bool forbids(Access access) const { return device_writes || access != Access::read; }
+};
+
+struct Use : Side {
+    // The stream writes `sequence` into `flag` behind the use. It only grows, and wraps.
+    const volatile std::uint32_t* flag = nullptr;
+    std::uint32_t sequence = 0;
+    std::uint32_t stack = 0;
+    int thread = 0;
+    const void* context = nullptr;
+    std::uint64_t stream = 0;
+    std::uint64_t since_ns = 0;
+    std::uint64_t id = 0;
+
+    bool finished() const { return static_cast<std::int32_t>(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - sequence) >= 0; }
+};
+
+}  // namespace hostrace

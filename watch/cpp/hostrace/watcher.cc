@@ -1,0 +1,89 @@
+#include "hostrace/watcher.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <ctime>
+
+#include <atomic>
+
+#include "hostrace/thread.h"
+
+namespace hostrace {
+namespace {
+
+constexpr std::uint64_t kHoldStepNs = 20'000;
+
+std::atomic<Watcher*> the_watcher{nullptr};
+
+void wait_a_little() {
+    const timespec step{0, static_cast<long>(kHoldStepNs)};
+    nanosleep(&step, nullptr);
+}
+
+}  // namespace
+
+Thread& self() {
+    [[gnu::tls_model("initial-exec")]] static thread_local Thread thread;
+    if (thread.id == 0) {
+        thread.id = static_cast<int>(syscall(SYS_gettid));
+    }
+    return thread;
+}
+
+std::uint64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+Watcher* watcher() { return the_watcher.load(std::memory_order_acquire); }
+void set_watcher(Watcher* started) { the_watcher.store(started, std::memory_order_release); }
+
+Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages)
+    : hold_ns(hold_limit_ns),
+      counts(counts_in(folder)),
+      guard(pages, counts, hold_ns != 0),
+      report(folder, counts, stacks) {}
+
+void Watcher::raced(const Race& race) {
+    const Use& use = race.verdict.use;
+    const Pair pair = report.say(race);
+    if (hold_ns == 0) {
+        return;
+    }
+    // A pair that waited in vain once would do so again: whoever polls on purpose must not be slowed down for ever.
+    const std::uint64_t until = now_ns() + hold_ns;
+    while (!use.finished() && !report.gave_up(pair)) {
+        if (now_ns() >= until) {
+            report.give_up(pair);
+            break;
+        }
+        wait_a_little();
+    }
+    guard.release(use.id);
+}
+
+Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how) {
+    if (guard.idle() || bytes == 0) {
+        return {};
+    }
+    for (;;) {
+        const Verdict verdict = guard.touch(begin, bytes, access);
+        if (verdict.answer != Answer::race) {
+            return verdict.opening;
+        }
+        raced({verdict, access, how, nullptr, nullptr});
+    }
+}
+
+void Watcher::give_back(std::uintptr_t begin, std::size_t bytes, const char* how) {
+    if (bytes == 0) {
+        return;
+    }
+    const Verdict verdict = guard.give_back(begin, bytes);
+    if (verdict.answer == Answer::race) {
+        raced({verdict, Access::give_back, how, nullptr, nullptr});
+    }
+}
+
+}  // namespace hostrace

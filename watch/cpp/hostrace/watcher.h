@@ -1,0 +1,35 @@
+// The parts of the library, as one. It is made once, by the driver's call of InitializeInjection, and never destroyed:
+// threads of the program run until the very end.
+#pragma once
+
+#include <cstdint>
+
+#include "hostrace/guard.h"
+#include "hostrace/report.h"
+#include "hostrace/stacks.h"
+
+namespace hostrace {
+
+struct Watcher {
+    // Reports go to the folder. A thread that races is held for so long at most; 0 is not at all.
+    Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages);
+
+    const std::uint64_t hold_ns;
+    Counts& counts;
+    Guard guard;
+    Stacks stacks;
+    Report report;
+
+    // One race: say it, and in hold mode wait for the device.
+    void raced(const Race& race);
+    // Before the kernel touches memory for the program; what it returns must be closed behind the call.
+    Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);
+    // Memory that goes back to its owner.
+    void give_back(std::uintptr_t begin, std::size_t bytes, const char* how);
+};
+
+// Null until the library has been started, and in forked children.
+Watcher* watcher();
+void set_watcher(Watcher* started);
+
+}  // namespace hostrace

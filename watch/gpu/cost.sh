@@ -1,0 +1,14 @@
+#!/bin/sh
+# Measures what hostrace costs on this machine's GPU, and where, in less than a minute:
+#   watch/gpu/cost.sh RESULTS_DIR [arguments of cost.py]
+# Needs torch, CUPTI, a C++ compiler, cmake, and what the package itself imports. Appends to watch_cost.csv in
+# RESULTS_DIR. If watch/src/hostrace/ already has a built library, that one is used as it is. KVFIX_COMMIT=<hash> names
+# the commit.
+set -eu
+cd "$(dirname "$0")/../.."
+results=$(realpath "${1:?usage: cost.sh RESULTS_DIR [arguments]}")
+shift
+. watch/gpu/library.sh
+scratch=$(mktemp -d)
+c++ -O2 -std=c++20 -shared -fPIC -I watch/cpp watch/gpu/layers.cc -o "$scratch/layers.so" -ldl
+exec timeout 55 python3 -m watch.gpu.cost "$scratch/layers.so" "$results/watch_cost.csv" "$@"

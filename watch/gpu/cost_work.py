@@ -1,0 +1,133 @@
+"""One process whose calls cost.py measures: a line of its input names a measure, a line of its output has the figures.
+
+A guarded copy is the call, its share of the wait, and the write into its buffer behind it. An unguarded call is the
+launch of a kernel. The decode step writes 20 small pinned buffers, copies them to the device, launches 10 ms of kernels
+and waits.
+"""
+
+import ctypes as c
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from statistics import median
+from typing import Any
+
+from watch.gpu.driver import Driver, Handle, Size, Struct
+
+SIZES = (256, 4096, 65_536, 1 << 20)
+AT_ONCE = (1, 20, 200)
+PAUSE_S = 0.001
+SAMPLES = 200  # copies in one figure
+LAUNCHES = 500
+COPIES, KERNELS, STEP_MS, STEPS = 20, 100, 10.0, 20
+MEASURES = (
+    *(f"copy {bytes_} {at_once} 0" for bytes_ in SIZES for at_once in AT_ONCE),
+    *(f"copy {bytes_} 1 1" for bytes_ in SIZES),
+    "launch",
+)  # and "decode CYCLES", where "cycles" says how many a kernel spins
+
+
+class Work:
+    def __init__(self, layers: str) -> None:
+        self.cuda = Driver(SIZES[-1])
+        self.protect_twice_ns: Any = c.CDLL(layers).protect_twice_ns
+        self.protect_twice_ns.restype = c.c_double
+        self.cuda.gate.end()
+        self.buffers = cache(self._buffers)
+        self.function = self.cuda.function("copy_byte_of_struct")
+
+    def measure(self, name: str) -> dict[str, float]:
+        kind, *arguments = name.split()
+        measures: dict[str, Callable[..., dict[str, float]]] = {
+            "copy": self.copy,
+            "launch": self.launch,
+            "cycles": self.cycles,
+            "decode": self.decode,
+        }
+        return measures[kind](*map(int, arguments))
+
+    def _buffers(self, bytes_: int, count: int) -> list[Any]:
+        return [self.cuda.pinned(bytes_) for _ in range(count)]
+
+    def copy(self, bytes_: int, at_once: int, paced: int) -> dict[str, float]:
+        buffers = self.buffers(bytes_, at_once)
+        to, size, stream = self.cuda.device, Size(bytes_), self.cuda.stream
+        took = []
+        for _ in range(max(SAMPLES // at_once, 2) // (10 if paced else 1)):
+            idle_until = time.perf_counter() + PAUSE_S * paced
+            while time.perf_counter() < idle_until:
+                pass
+            begin = time.perf_counter_ns()
+            for buffer in buffers:
+                self.cuda("cuMemcpyHtoDAsync_v2", to, buffer, size, stream)
+            enqueued = time.perf_counter_ns()
+            self.cuda.synchronize()
+            waited = time.perf_counter_ns()
+            for buffer in buffers:
+                buffer[0] = 1
+            end = time.perf_counter_ns()
+            took.append((end - begin, enqueued - begin, waited - enqueued, end - waited))
+        whole, enqueue, wait, write = (median(part) / at_once / 1000 for part in zip(*took, strict=True))
+        begins = (Handle * at_once)(*(c.addressof(buffer) for buffer in buffers))
+        protect = median(self.protect_twice_ns(begins, Size(at_once), size) / 1000 for _ in took)
+        return {"us": whole, "enqueue_us": enqueue, "wait_us": wait, "write_us": write, "mprotect_twice_us": protect}
+
+    def launch(self) -> dict[str, float]:
+        device = self.cuda.device.value
+        given = Struct(0, device, device + 1, 0)
+        params = (Handle * 1)(c.addressof(given))
+        shape, none = [c.c_uint(1)] * 6, c.c_uint(0)
+        call = self.cuda.library.cuLaunchKernel
+        begin = time.perf_counter_ns()
+        for _ in range(LAUNCHES):
+            call(self.function, *shape, none, self.cuda.stream, params, None)
+        took = time.perf_counter_ns() - begin
+        self.cuda.synchronize()
+        return {"us": took / LAUNCHES / 1000}
+
+    def cycles(self) -> dict[str, float]:
+        """Counts the cycles that a kernel spins so that all of a step take STEP_MS: asked once, since clocks change."""
+        torch, *_ = decode_room()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(1 << 28)
+        begin.record()
+        torch.cuda._sleep(1 << 24)
+        end.record()
+        torch.cuda.synchronize()
+        return {"cycles": (1 << 24) * STEP_MS / KERNELS / begin.elapsed_time(end)}
+
+    def decode(self, cycles: int) -> dict[str, float]:
+        torch, buffers, devices = decode_room()
+        took = []
+        for _ in range(STEPS):
+            begin = time.perf_counter_ns()
+            for buffer in buffers:
+                buffer[0] += 1
+            written = time.perf_counter_ns()
+            for buffer, device in zip(buffers, devices, strict=True):
+                device.copy_(buffer, non_blocking=True)
+            enqueued = time.perf_counter_ns()
+            for _ in range(KERNELS):
+                torch.cuda._sleep(cycles)
+            launched = time.perf_counter_ns()
+            torch.cuda.synchronize()
+            end = time.perf_counter_ns()
+            took.append((end - begin, written - begin, enqueued - written, launched - enqueued, end - launched))
+        parts = [median(part) / 1000 for part in zip(*took, strict=True)]
+        return dict(zip(("us", "write_us", "enqueue_us", "launch_us", "wait_us"), parts, strict=True))
+
+
+@cache
+def decode_room() -> tuple[Any, list[Any], list[Any]]:
+    import torch  # noqa: PLC0415
+
+    buffers = [torch.zeros(1024, dtype=torch.int32, pin_memory=True) for _ in range(COPIES)]
+    return torch, buffers, [torch.zeros(1024, dtype=torch.int32, device="cuda") for _ in range(COPIES)]
+
+
+if __name__ == "__main__":
+    work = Work(sys.argv[1])
+    for line in sys.stdin:
+        print(json.dumps(work.measure(line)), flush=True)

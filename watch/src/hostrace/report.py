@@ -1,0 +1,118 @@
+"""The report of a run: as plain text, and as JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hostrace.races import NUMBERS, Race, Stack, Watched, merged
+from hostrace.suppressions import Suppression, split
+
+VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
+UNSEEN = {
+    "dropped": ("use", "could not be watched: too many at once, or their pages could not be protected"),
+    "unwatched_streams": ("use", "could not be watched: the stream took no flag"),
+    "trimmed": ("kernel", "got more pinned memory than is watched of it (64 MiB from the address on)"),
+    "pairs_lost": ("race", "found no room in the list"),
+    "gave_up": ("time", "a held thread went on because the device did not finish in time"),
+}
+
+
+@dataclass
+class Report:
+    command: list[str]
+    status: int
+    held: bool
+    races: list[Race]
+    possible: list[Race]
+    suppressed: list[Race]
+    notes: list[str]
+    numbers: dict[str, int]
+    processes: int
+
+    @classmethod
+    def of(
+        cls, command: list[str], status: int, held: bool, processes: list[Watched], suppressions: list[Suppression]
+    ) -> "Report":
+        kept, suppressed = split(merged(processes), suppressions)
+        races, possible = ([race for race in kept if race.certain is certain] for certain in (True, False))
+        notes = [note for process in processes for note in process.notes if note != "watching"]
+        numbers = {name: sum(process.numbers[name] for process in processes) for name in NUMBERS}
+        notes += [f"{number_of(numbers[name], noun)} {rest}" for name, (noun, rest) in UNSEEN.items() if numbers[name]]
+        unique = list(dict.fromkeys(notes))
+        return cls(command, status, held, races, possible, suppressed, unique, numbers, len(processes))
+
+    def failed(self, strict: bool) -> bool:
+        return bool(self.races) or (strict and bool(self.possible))
+
+
+def number_of(count: int, singular: str, plural: str = "") -> str:
+    """`number_of(1, "race")` is "1 race", and `number_of(2_000, "race")` is "2,000 races"."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def title(race: Race) -> str:
+    """The race in one sentence."""
+    doing = "reads" if race.device == "reads" else "writes"
+    touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
+    if race.certain:
+        return f"The host {touched} while a {race.use} still {doing} it"
+    return f"The host {touched} while a {race.use} may still use it"
+
+
+def where(race: Race) -> str:
+    """The bytes, and for how long they have been in use."""
+    shape = f"{race.bytes:,} bytes"
+    if race.rows > 1:
+        shape += f" ({race.rows:,} rows of {race.width:,})"
+    return (
+        f"byte {race.at:,} of {shape} at {race.begin:#x}, in use for {race.age_us:,.0f} us on stream {race.stream:#x}"
+    )
+
+
+def lines(report: Report) -> Iterator[str]:
+    for races, heading in ((report.races, "RACE"), (report.possible, "POSSIBLE")):
+        for number, race in enumerate(races, 1):
+            yield from race_lines(f"{heading} {number}", race)
+    for note in report.notes:
+        yield f"note: {note}"
+    yield summary(report)
+
+
+def race_lines(heading: str, race: Race) -> Iterator[str]:
+    times = f", {race.times:,} times" if race.times > 1 else ""
+    yield f"{heading}: {title(race)}{times}"
+    yield f"  {where(race)}"
+    yield f"  touched by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
+    yield from _frames(race.touch_stack)
+    yield f"  enqueued by thread {race.use_thread}:"
+    yield from _frames(race.use_stack)
+
+
+def summary(report: Report) -> str:
+    races, uses = number_of(len(report.races), "race"), number_of(report.numbers["guarded"], "use")
+    processes = number_of(report.processes, "process", "processes")
+    text = (
+        f"{races}, {len(report.possible)} possible, {len(report.suppressed)} suppressed; {uses} watched in {processes}"
+    )
+    if not report.numbers["guarded"]:
+        text += ": no use of pinned memory was seen, so this says nothing about races"
+    if report.numbers["steps"]:
+        text += f", pages open for a neighbour {number_of(report.numbers['steps'], 'time')}"
+    return text
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    return {"format": 1, **asdict(report)}
+
+
+def _started(stack: Stack) -> str:
+    return "" if stack.started_by is None else f", started by thread {stack.started_by}, whose Python this is"
+
+
+def _frames(stack: Stack) -> Iterator[str]:
+    if not stack.frames:
+        yield "    (no stack)"
+    for frame in stack.frames:
+        yield f"    {frame}"
+    if stack.python and stack.native:
+        yield f"    native: {stack.native[0]}"

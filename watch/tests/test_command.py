@@ -1,0 +1,38 @@
+"""The command line of hostrace by itself: what it refuses before anything runs, and how an interrupt ends it."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hostrace import __version__, launch
+from hostrace.command import watch
+
+
+def test_version_is_the_packages() -> None:
+    assert CliRunner().invoke(watch, ["--version"]).output == f"hostrace, version {__version__}\n"
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    done = CliRunner().invoke(watch, ["--hold-limit", "nan", "--", "true"])
+    assert (done.exit_code, "nan is not a number" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_report_without_a_folder_is_refused_before_the_command_runs(option: str, tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "report"
+    done = CliRunner().invoke(watch, [option, str(file), "--", "touch", str(tmp_path / "ran")])
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"Error: {option} is '{file}': there is no folder {file.parent}\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_before_the_command_runs_is_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: int | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "prepared", interrupted)
+    done = CliRunner().invoke(watch, ["--", "true"])
+    assert (done.exit_code, done.stderr) == (130, "Interrupted.\n")

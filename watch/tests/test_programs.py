@@ -1,0 +1,98 @@
+"""hostrace leaves exit codes, signals, forked children, other handlers and captured streams as they are."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hostrace import launch
+from hostrace.errors import HostraceError
+from watch.tests.conftest import Outcome, Watch
+
+
+def ran(watch: Watch, name: str, *options: str, **more: str) -> Outcome:
+    return watch("watch.tests.programs", name, options=options, **more)
+
+
+def test_a_process_that_is_killed_leaves_its_report(watch: Watch) -> None:
+    done = ran(watch, "races_and_is_killed")
+    assert done.status == -signal.SIGKILL
+    assert done.times() == 1
+
+
+def test_the_command_keeps_its_exit_code(watch: Watch) -> None:
+    clean, racy = ran(watch, "fails"), ran(watch, "races_and_fails")
+    assert (clean.status, clean.times()) == (3, 0)
+    assert (racy.status, racy.times()) == (3, 1)
+
+
+def test_a_forked_child_is_left_alone(watch: Watch) -> None:
+    done = ran(watch, "forks")
+    assert (done.status, done.times()) == (0, 0)
+
+
+def test_faulthandler_does_not_see_our_faults(watch: Watch) -> None:
+    done = ran(watch, "faulthandler_and_a_race")
+    assert (done.status, done.times()) == (1, 1)
+    assert "Fatal Python error" not in done.said
+
+
+def test_a_fault_of_the_program_is_its_own(watch: Watch) -> None:
+    done = ran(watch, "faulthandler_and_a_crash")
+    assert done.status == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.said
+    assert done.times() == 0
+
+
+def test_a_handler_of_the_program_gets_what_is_sent_to_it(watch: Watch) -> None:
+    done = ran(watch, "own_handler")
+    assert (done.status, done.times()) == (1, 1)
+
+
+def test_nothing_is_enqueued_on_a_captured_stream(watch: Watch) -> None:
+    done = ran(watch, "captures")
+    assert (done.status, done.times()) == (0, 0)
+    assert done.report["numbers"]["guarded"] == 0
+    assert "no use of pinned memory was seen, so this says nothing about races" in done.said
+
+
+def test_a_hold_gives_up_where_the_device_waits_for_the_host(watch: Watch) -> None:
+    done = ran(watch, "waits_for_the_host", "--hold", "--hold-limit", "0.05")
+    assert (done.status, done.times()) == (1, 1)
+    assert done.report["numbers"]["gave_up"] == 1
+    assert "did not finish in time" in done.said
+
+
+def test_neighbours_in_a_page_are_no_race(watch: Watch) -> None:
+    done = ran(watch, "polls_a_flag")
+    assert (done.status, done.times()) == (0, 0)
+    assert done.report["numbers"]["steps"] >= 144
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"), [("FAKE_DRIVER_REFUSES", "driver refuses"), ("FAKE_CUPTI_TAKEN", "another subscriber")]
+)
+def test_a_machine_where_nothing_can_be_watched_says_so(watch: Watch, variable: str, reason: str) -> None:
+    done = ran(watch, "fails", **{variable: "1"})
+    assert done.status == 2
+    assert reason in done.said
+    assert "usual cause" in done.said or variable == "FAKE_CUPTI_TAKEN"  # that one is the cause
+
+
+def test_a_machine_without_a_driver_is_told_the_usual_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PROBE", launch.PROBE.replace("libcuda.so.1", "libcuda-of-nobody.so.1"))
+    with pytest.raises(HostraceError, match=r"no CUDA driver: libcuda-of-nobody.*usual causes: .* --gpus"):
+        launch.probe(os.environ, tmp_path)
+
+
+def test_another_injected_tool_is_not_put_aside(watch: Watch) -> None:
+    done = ran(watch, "fails", CUDA_INJECTION64_PATH="libtool.so")
+    assert done.status == 2
+    assert "another tool" in done.said
+
+
+def test_a_command_that_is_not_there_is_a_wrong_use(watch: Watch) -> None:
+    done = watch("watch.tests.no_such_module")
+    assert done.status == 1  # Python's own
+    assert done.report["processes"] == 0
