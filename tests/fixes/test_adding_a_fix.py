@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.fixes.whole import ROOT
+from trtllm_kvfix import native
 
 ID, ROOM, HAZARD = "spare-tables", "spare_tables", "h2_block_offsets_v2"
+EXTENSION = str(sys.modules[native.BlockManager.__module__].__file__)
+# An editable installation finds the checkout before anything that is in the path.
+RUN = """
+import runpy, sys
+sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in type(each).__module__]
+runpy.run_module("tests.fixes.whole", run_name="__main__")
+"""
 PARTS = ("trtllm_kvfix", "tests", "docs")
 PAGES = ("README.md", "CONTRIBUTING.md")
 RECORD = """
@@ -37,6 +45,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(EXTENSION, folder / "trtllm_kvfix")
     for page in PAGES:
         shutil.copy(ROOT / page, folder / page)
     return folder
@@ -44,7 +53,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(copy: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fixes.whole"],
+        [sys.executable, "-c", RUN],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy)},
         capture_output=True,

@@ -176,6 +176,6 @@ PLACES = tuple(
     for place in (
         Place(f"{ROOM}.mechanism._held_back", variant, cancel_and_ask_again),
         # Once for each prompt that is computed to its end, with calls in between that succeed.
-        Place(f"{ROOM}.observation.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
+        Place(f"{ROOM}.mechanism.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
     )
 )

@@ -283,10 +283,7 @@ def replay_graphs(_: Place) -> None:
 
 
 PLACES = tuple(
-    Place(f"{ROOM}.{name}", variant, replay_graphs)
+    Place(f"{ROOM}.mechanism.{name}", variant, replay_graphs)
     for variant in HANDS_TABLES_TO_GRAPHS
-    for name in (
-        "mechanism._params_in",
-        *(f"reads.{each}" for each in ("current_place", "Mark", "Mark.record", "Mark.wait", "wait_for")),
-    )
+    for name in ("_params_in", "current_place", "Mark", "Mark.record", "Mark.wait", "wait_for")
 )
