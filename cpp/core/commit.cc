@@ -7,9 +7,9 @@
 #include "core/chunk.h"
 #include "core/past_window.h"
 #include "core/pin.h"
+#include "core/reported_tokens.h"
 #include "core/steps.h"
 #include "core/store.h"
-#include "core/reported_tokens.h"
 
 namespace kvfix::commit {
 

@@ -12,8 +12,8 @@
 #include "core/past_window.h"
 #include "core/pin.h"
 #include "core/publish.h"
-#include "core/steps.h"
 #include "core/reported_tokens.h"
+#include "core/steps.h"
 
 namespace kvfix::store {
 namespace {
