@@ -39,6 +39,7 @@ HOSTRACE_SOURCES := $(shell find watch/cpp/hostrace -type f) watch/CMakeLists.tx
 CPP_SOURCES := $(shell find cpp bench tests/bound watch -name '*.h' -o -name '*.cc')
 TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
 TIDY_HOSTRACE := $(wildcard watch/cpp/hostrace/*.cc)
+GPU_CHECKS := $(wildcard integration/gpu/device/*.cc)
 
 # $(call cpp_configure,NAME,OPTIONS) configures the C++ side alone in build/NAME; cpp_build then builds TARGET, or everything.
 cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -203,6 +204,7 @@ docs: $(VENV)/.docs  ## build the documentation as a site, in build/docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo "the site is in build/docs; look at it with $(PY) -m http.server -d build/docs"
 
+# What only a GPU can run is compiled at least.
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check
 	@ruff format --check
@@ -210,6 +212,7 @@ lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@clang-format --dry-run --Werror $(CPP_SOURCES)
 	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/python
 	@printf '%s\n' $(TIDY_HOSTRACE) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/hostrace
+	@printf '%s\n' $(GPU_CHECKS) | xargs -P $(JOBS) -n 1 $(CXX) -std=c++20 -fsyntax-only -Icpp
 
 format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
 	@ruff check --fix-only --quiet

@@ -116,25 +116,6 @@ bool gather_device(const std::shared_ptr<Device>& device, Random& random, Stream
     });
 }
 
-bool apply(const std::shared_ptr<Device>& device, Random& random, StreamHandle stream) {
-    const std::uint32_t size = random.between(1, 100'000);
-    Twin<std::int32_t> table(device, random.pages(size), random.below(3));
-    std::vector<std::uint32_t> places(size);
-    std::iota(places.begin(), places.end(), 0U);
-    random.shuffle(places);
-    places.resize(random.between(1, size));
-    std::vector<TableEntry> changes;
-    for (const std::uint32_t place : places) {
-        changes.push_back({place, static_cast<std::int32_t>(random.below(1 << 30))});
-    }
-    Twin<TableEntry> entries(device, changes, random.below(2));
-    const ApplyEntries call{table.host(), entries.host(), static_cast<std::uint32_t>(changes.size())};
-    return agrees(*device, stream, call, table, [&](ApplyEntries& moved) {
-        moved.table = table.on_device();
-        moved.entries = entries.on_device();
-    });
-}
-
 // Copies across the device or, as offload does it, to and from pinned memory.
 bool copy_blocks(const std::shared_ptr<Device>& device, Random& random, StreamHandle stream) {
     const std::uint64_t bytes =
@@ -178,9 +159,11 @@ struct Kind {
     const char* name;
     bool (*check)(const std::shared_ptr<Device>&, Random&, StreamHandle);
 };
-constexpr Kind kKinds[] = {
-    {"ExpandRows", expand},  {"GatherHostRows", gather_host}, {"GatherDeviceRows", gather_device},
-    {"ApplyEntries", apply}, {"CopyBlocks", copy_blocks},     {"FillWords", fill}};
+constexpr Kind kKinds[] = {{"ExpandRows", expand},
+                           {"GatherHostRows", gather_host},
+                           {"GatherDeviceRows", gather_device},
+                           {"CopyBlocks", copy_blocks},
+                           {"FillWords", fill}};
 
 }  // namespace
 
@@ -214,7 +197,6 @@ void check_first_launches(Checks& checks) {
     device.launch(ExpandRows{to, ints + 64, 1, 1, 8, {}}, stream.handle);
     device.launch(GatherHostRows{to, ints + 64, 16, 8, ints + 128, 1, 1, 8, {}}, stream.handle);
     device.launch(GatherDeviceRows{to, ints + 64, 16, 16, words + 128, 1, 1, 8, 2, {}}, stream.handle);
-    device.launch(ApplyEntries{ints, reinterpret_cast<const TableEntry*>(words + 128), 1}, stream.handle);
     device.launch(CopyBlocks{pairs, 1, 4096}, stream.handle);
     device.record(event, stream.handle);
     checks.expect(!device.done(event), "kernels behind a closed gate are pending");
