@@ -9,10 +9,9 @@ import pytest
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool, fail_operation, open_device
-from trtllm_kvfix.offload import crossover
-from trtllm_kvfix.offload.crossover import Ways, choose_ways, faster, measure
-from trtllm_kvfix.offload.lanes import make_lane
+from trtllm_kvfix.offload import transfers
 from trtllm_kvfix.offload.layout import DevicePool, Layout
+from trtllm_kvfix.offload.transfers import Ways, choose_ways, faster, make_lane, measure
 from trtllm_kvfix.offload_section import OffloadSettings
 
 from .conftest import MakeBench, serve_alone
@@ -41,7 +40,7 @@ def device() -> Device:
 @pytest.fixture
 def real(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The device, as if it had a speed to measure."""
-    monkeypatch.setattr(crossover, "make_lane", lambda _, *arguments: make_lane(device, *arguments))
+    monkeypatch.setattr(transfers, "make_lane", lambda _, *arguments: make_lane(device, *arguments))
     return Without(device, simulated=False)
 
 
@@ -111,7 +110,7 @@ def test_a_pool_that_kernels_find_elsewhere_goes_by_dma(device: Device, pool: Ho
 
 
 def test_a_simulated_device_is_not_measured(device: Device, pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossover, "measure", None)
+    monkeypatch.setattr(transfers, "measure", None)
     assert choose_ways(device, LAYOUT, pool, settings()) == Ways("dma", "dma")
 
 
