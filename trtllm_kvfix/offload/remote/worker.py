@@ -7,9 +7,9 @@ from typing import Any
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.offload.host_tier import text_of
 from trtllm_kvfix.offload.layout import Layout
 from trtllm_kvfix.offload.ledger import JobState, Record
-from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Put, Spec
