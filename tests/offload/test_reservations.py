@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import kept_blocks, recompute
-from trtllm_kvfix.offload.layer_groups import ByGroup
+from trtllm_kvfix.offload.layout import ByGroup
 from trtllm_kvfix.offload.plan import Ended, LoadJob
 from trtllm_kvfix.offload.reservations import end_loads
 

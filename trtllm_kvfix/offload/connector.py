@@ -21,7 +21,7 @@ from trtllm_kvfix.offload import (
 )
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
-from trtllm_kvfix.offload.layer_groups import (
+from trtllm_kvfix.offload.layout import (
     ByGroup,
     blocks_by_group,
     flat,

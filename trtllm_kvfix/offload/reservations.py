@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.layer_groups import blocks_by_group
+from trtllm_kvfix.offload.layout import blocks_by_group
 from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import LoadJob
 from trtllm_kvfix.offload.recompute import begin_again
