@@ -8,8 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.blocks_in_use import InUse
-from trtllm_kvfix.offload.ledger import JobState, Ledger
+from trtllm_kvfix.offload.ledger import InUse, JobState, Ledger
 from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad
 from trtllm_kvfix.offload.reservations import Reservations
