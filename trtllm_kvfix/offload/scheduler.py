@@ -17,7 +17,7 @@ from trtllm_kvfix.offload.loads import Loads
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Directions, Switches
-from trtllm_kvfix.offload.tally import Tally
+from trtllm_kvfix.offload.tier_report import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
 
 
