@@ -10,9 +10,9 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import kept_blocks, recompute
+from trtllm_kvfix.offload.kept_blocks import end_loads
 from trtllm_kvfix.offload.layout import ByGroup
 from trtllm_kvfix.offload.plan import Ended, LoadJob
-from trtllm_kvfix.offload.reservations import end_loads
 
 from .conftest import Bench, MakeBench, serve_alone
 from .ends import jobs, planned

@@ -14,7 +14,6 @@ from trtllm_kvfix.offload import (
     kept_blocks,
     partial_copies,
     recompute,
-    reservations,
     room_for_loads,
     weights,
     whole_requests,
@@ -227,8 +226,8 @@ def replace_seams(connector_module: str) -> None:
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
-    if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
-        replacements.append(reservations.replacement(connector_module))
+    if Upstream().has(connector_module, f"KvCacheConnectorManager.{recompute.RESERVED_METHOD}"):
+        replacements.append(recompute.reserved_replacement(connector_module))
     registry.here.install(
         NAME,
         [

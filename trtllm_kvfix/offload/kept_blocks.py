@@ -18,7 +18,6 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.offload.faults import Tried, guarded
 from trtllm_kvfix.offload.recompute import PLACES
-from trtllm_kvfix.offload.reservations import end_loads
 from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
@@ -109,6 +108,25 @@ class KeptBlocks:
     def _is_busy(self, connector: Any, request_id: int) -> bool:
         transferred = (ids(connector, "saving"), ids(connector, "loading"), self._transfers.requests_in_transfer())
         return any(request_id in each for each in transferred)
+
+
+def end_loads(connector: Any, request: Any) -> None:
+    """Upstream ends a request whose transfers are over on all ranks, but refuses to while it still waits for one."""
+    loads = getattr(connector, "_prefix_loads", {})
+    begun = [
+        number
+        for number, load in loads.items()
+        if load.request_id == request.py_request_id and number in connector._dispatched_prefix_load_ids
+    ]
+    if not begun:
+        return  # upstream itself takes back what has not begun
+    for number in begun:
+        connector.worker.reservations_to_recompute.pop(number, None)
+    connector._local_finished_prefix_load_ids.update(begun)
+    state = request.state
+    connector.finish_prefix_loads(begun)
+    request.state = state
+    connector.finished_async_loading_requests.pop(request.py_request_id, None)
 
 
 def ids(connector: Any, kind: str) -> set[int]:

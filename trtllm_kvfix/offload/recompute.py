@@ -18,6 +18,7 @@ from trtllm_kvfix.overlay.fix import Replacement, Seam
 
 LOADS_NO_MORE = "py_kvfix_loads_no_more"  # the name of an attribute of requests
 METHOD = "KvCacheConnectorManager.get_finished"
+RESERVED_METHOD = "finish_prefix_loads"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
 
@@ -84,3 +85,23 @@ def put_back(request: Any, position: int) -> None:
     if hasattr(request, "context_remaining_length"):
         # If prompts are not chunked, upstream sets this only once: to the rest behind the load.
         request.context_chunk_size = request.context_remaining_length
+
+
+def reserved_replacement(connector_module: str) -> Replacement:
+    """Make upstream's connector manager ask whether the blocks that it believes to be loaded have come."""
+    return Replacement(
+        Seam(connector_module, f"KvCacheConnectorManager.{RESERVED_METHOD}"), computing_what_did_not_come
+    )
+
+
+def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> Callable[[Any, list[int]], None]:
+    def finish_prefix_loads(self: Any, reservation_ids: list[int]) -> None:
+        failed: dict[int, int] = getattr(getattr(self, "worker", None), "reservations_to_recompute", {})
+        requests = [self._prefix_load_requests.get(failed.pop(each)) for each in reservation_ids if each in failed]
+        original(self, reservation_ids)
+        for request in requests:
+            if request is not None and request not in self._finished_load_terminations:
+                begin_again(self.worker.cache_manager, request)
+                counters.offload_recomputed_requests.add()
+
+    return finish_prefix_loads

@@ -8,18 +8,12 @@ Upstream continues behind the tokens that it was promised, as with other loads. 
 its cache back and computes its prompt.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.layout import blocks_by_group
 from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import LoadJob
-from trtllm_kvfix.offload.recompute import begin_again
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, part_of
-from trtllm_kvfix.overlay.fix import Replacement, Seam
-
-METHOD = "finish_prefix_loads"
 
 
 class Reservations:
@@ -84,40 +78,3 @@ class Reservations:
         live.index.unpin(load.slots[:before] + load.slots[after:])
         load.slots, load.first = load.slots[before:after], first
         load.position, load.tokens = start, max(end - start, 0)
-
-
-def replacement(connector_module: str) -> Replacement:
-    """Make upstream's connector manager ask whether the blocks that it believes to be loaded have come."""
-    return Replacement(Seam(connector_module, f"KvCacheConnectorManager.{METHOD}"), computing_what_did_not_come)
-
-
-def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> Callable[[Any, list[int]], None]:
-    def finish_prefix_loads(self: Any, reservation_ids: list[int]) -> None:
-        failed: dict[int, int] = getattr(getattr(self, "worker", None), "reservations_to_recompute", {})
-        requests = [self._prefix_load_requests.get(failed.pop(each)) for each in reservation_ids if each in failed]
-        original(self, reservation_ids)
-        for request in requests:
-            if request is not None and request not in self._finished_load_terminations:
-                begin_again(self.worker.cache_manager, request)
-                counters.offload_recomputed_requests.add()
-
-    return finish_prefix_loads
-
-
-def end_loads(connector: Any, request: Any) -> None:
-    """Upstream ends a request whose transfers are over on all ranks, but refuses to while it still waits for one."""
-    loads = getattr(connector, "_prefix_loads", {})
-    begun = [
-        number
-        for number, load in loads.items()
-        if load.request_id == request.py_request_id and number in connector._dispatched_prefix_load_ids
-    ]
-    if not begun:
-        return  # upstream itself takes back what has not begun
-    for number in begun:
-        connector.worker.reservations_to_recompute.pop(number, None)
-    connector._local_finished_prefix_load_ids.update(begun)
-    state = request.state
-    connector.finish_prefix_loads(begun)
-    request.state = state
-    connector.finished_async_loading_requests.pop(request.py_request_id, None)
