@@ -13,9 +13,8 @@ from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import InUse, Record
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.loads import Loads
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
+from trtllm_kvfix.offload.requests import LiveRequest, Loads, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Directions, Switches
 from trtllm_kvfix.offload.tier_report import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
