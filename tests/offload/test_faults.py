@@ -15,7 +15,7 @@ from .test_cancelled_loads import cancelled_while_it_loads
 from .test_kept_blocks import DEVICE_BLOCKS, HOST_BLOCKS, RETURNING, end_while_saving, serve_again
 from .test_partial_copies import copy_and_load, scene
 
-FUSES = (kept_blocks.FUSE, partial_copies.FUSE)
+FUSES = (kept_blocks.KEPT_BLOCKS, partial_copies.PARTIAL_COPIES)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _none_before() -> Iterator[None]:
 @pytest.mark.parametrize("place", ["ask", "is_over", "ids", "KeptBlocks.keeps"])
 @pytest.mark.parametrize("variant", ["A", "B", "B2"])
 def test_a_fault_where_upstream_frees_blocks_waits(variant: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = counters.fix_faults.by_fix().get(kept_blocks.FUSE, 0)
+    before = counters.fix_faults.by_fix().get(kept_blocks.KEPT_BLOCKS, 0)
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
         with failing(f"offload.kept_blocks.{place}", always=True) as planted:
             end_while_saving(server, monkeypatch)
@@ -38,8 +38,10 @@ def test_a_fault_where_upstream_frees_blocks_waits(variant: str, place: str, mon
         assert planted.raised > 0
         assert server.contents.corrupt == []
         assert server.manager.impl.get_kv_cache_stats().used_num_blocks == 0
-    assert fuse.of(kept_blocks.FUSE).blown or place == "KeptBlocks.keeps"  # which is not asked about every request
-    assert counters.fix_faults.by_fix()[kept_blocks.FUSE] > before
+    assert (
+        fuse.of(kept_blocks.KEPT_BLOCKS).blown or place == "KeptBlocks.keeps"
+    )  # which is not asked about every request
+    assert counters.fix_faults.by_fix()[kept_blocks.KEPT_BLOCKS] > before
 
 
 def test_without_the_wait_foreign_values_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +87,4 @@ def test_loads_do_not_begin_behind_copies_that_are_not_known(place: str) -> None
         with failing(f"offload.connector.KvfixOffloadWorker.{place}", always=True) as planted:
             assert copy_and_load(server, held, loads=0) == set()
         assert planted.raised > 0
-        assert fuse.of(partial_copies.FUSE).faults > 0
+        assert fuse.of(partial_copies.PARTIAL_COPIES).faults > 0

@@ -225,15 +225,19 @@ def replace_seams(connector_module: str) -> None:
     """Hook in where upstream has no callback: once, however often this is called. A build without them is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
-    replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
-    if Upstream().has(connector_module, f"KvCacheConnectorManager.{recompute.RESERVED_METHOD}"):
+    replacements = [
+        kept_blocks.kept_blocks_replacement(),
+        partial_copies.partial_copies_replacement(),
+        whole_requests.whole_requests_replacement(),
+    ]
+    if Upstream().has(connector_module, f"KvCacheConnectorManager.{recompute.FINISH_PREFIX_LOADS}"):
         replacements.append(recompute.reserved_replacement(connector_module))
     registry.here.install(
         NAME,
         [
-            recompute.replacement(connector_module),
+            recompute.recompute_replacement(connector_module),
             *replacements,
-            *room_for_loads.replacements(),
+            *room_for_loads.room_replacements(),
             *weights.replacements(),
         ],
     )

@@ -23,8 +23,8 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
-FUSE = "offload-kept-blocks"
-SEAM = Seam(RESOURCE_MANAGER, "ResourceManager.free_resources")
+KEPT_BLOCKS = "offload-kept-blocks"
+FREE_RESOURCES = Seam(RESOURCE_MANAGER, "ResourceManager.free_resources")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class KeptBlocks:
         except KvfixError:
             raise
         except Exception as error:
-            fuse.of(FUSE).fault(error)
+            fuse.of(KEPT_BLOCKS).fault(error)
             return False
         return True
 
@@ -98,7 +98,7 @@ class KeptBlocks:
     def _ended(self, connector: Any) -> list[Kept]:
         found: list[Kept] = []
         if self._kept:
-            with guarded(FUSE):
+            with guarded(KEPT_BLOCKS):
                 found += [kept for each, kept in self._kept.items() if not self._is_busy(connector, each)]
                 for kept in [each for each in found if each.was_loading]:
                     connector.finished_async_loading_requests.pop(kept.request.py_request_id, None)
@@ -147,9 +147,9 @@ def nothing_stored(kept: Kept) -> Iterator[None]:
         kept.request.is_dummy_request = False
 
 
-def replacement() -> Replacement:
+def kept_blocks_replacement() -> Replacement:
     """Make upstream ask whether blocks may go."""
-    return Replacement(SEAM, asking_the_worker)
+    return Replacement(FREE_RESOURCES, keeping_blocks)
 
 
 class Freeing(NamedTuple):
@@ -160,12 +160,12 @@ class Freeing(NamedTuple):
 _keepers: Living[KeptBlocks] = Living()
 
 
-def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+def keeping_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     def free_resources(self: Any, request: Any) -> Any:
         answer = Freeing(stays=False)
-        tried = Tried(failed=fuse.of(FUSE).blown)
+        tried = Tried(failed=fuse.of(KEPT_BLOCKS).blown)
         if not tried.failed:
-            with guarded(FUSE) as tried:
+            with guarded(KEPT_BLOCKS) as tried:
                 answer = ask(self, request)
         if tried.failed and not all(each.waits_instead(request) for each in keepers_of(self)):
             return None

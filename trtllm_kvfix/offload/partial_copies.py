@@ -12,20 +12,20 @@ from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
-FUSE = "offload-partial-copies"
-SEAM = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
+PARTIAL_COPIES = "offload-partial-copies"
+START_BATCH = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
 
 
-def replacement() -> Replacement:
+def partial_copies_replacement() -> Replacement:
     """Make upstream's executor pass its cache manager to the connector's worker."""
-    return Replacement(SEAM, telling_the_worker)
+    return Replacement(START_BATCH, telling_the_worker)
 
 
 def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def _kv_connector_start_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         worker: Any = getattr(getattr(self, "kv_connector_manager", None), "worker", None)
         if hasattr(worker, "note_cache_manager"):
-            with guarded(FUSE) as told:
+            with guarded(PARTIAL_COPIES) as told:
                 worker.note_cache_manager(self.kv_cache_manager)
             worker.copies_unknown = told.failed
         return original(self, *args, **kwargs)

@@ -17,8 +17,8 @@ from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 
 LOADS_NO_MORE = "py_kvfix_loads_no_more"  # the name of an attribute of requests
-METHOD = "KvCacheConnectorManager.get_finished"
-RESERVED_METHOD = "finish_prefix_loads"
+GET_FINISHED = "KvCacheConnectorManager.get_finished"
+FINISH_PREFIX_LOADS = "finish_prefix_loads"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
 
@@ -26,12 +26,12 @@ class LoadFailed(KvfixError):
     """A load failed, and this version of upstream offers no way to compute its tokens instead."""
 
 
-def replacement(connector_module: str) -> Replacement:
+def recompute_replacement(connector_module: str) -> Replacement:
     """Make upstream's connector manager ask its worker."""
-    return Replacement(Seam(connector_module, METHOD), asking_the_worker)
+    return Replacement(Seam(connector_module, GET_FINISHED), computing_failed_loads)
 
 
-def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def computing_failed_loads(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def get_finished(self: Any) -> Any:
         recompute: dict[int, int] | None = getattr(getattr(self, "worker", None), "requests_to_recompute", None)
         if recompute is None:
@@ -90,7 +90,7 @@ def put_back(request: Any, position: int) -> None:
 def reserved_replacement(connector_module: str) -> Replacement:
     """Make upstream's connector manager ask whether the blocks that it believes to be loaded have come."""
     return Replacement(
-        Seam(connector_module, f"KvCacheConnectorManager.{RESERVED_METHOD}"), computing_what_did_not_come
+        Seam(connector_module, f"KvCacheConnectorManager.{FINISH_PREFIX_LOADS}"), computing_what_did_not_come
     )
 
 

@@ -32,8 +32,8 @@ from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, mapping_of
 from trtllm_kvfix.ranks import Tag
 
-FUSE = "offload-room"
-PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
+ROOM_FOR_LOADS = "offload-room"
+SCHEDULER_PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
 POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")
 V2_PLACE, V2_SCHEDULER = f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler"
 GIVES_WAY = "enable_recompute_pause"
@@ -135,13 +135,13 @@ _rooms: Living[Room] = Living()
 
 def room_here() -> Room:
     """The room of this process, which shares batches with the other ranks."""
-    fuse_of_room = fuse.of(FUSE)
+    fuse_of_room = fuse.of(ROOM_FOR_LOADS)
     return Room(fuse_of_room, Voting(fuse_of_room, Tag.ROOM))
 
 
-def replacements() -> list[Replacement]:
+def room_replacements() -> list[Replacement]:
     """Have upstream's capacity schedulers choose from what they are shown: those of its C++, and of its Python."""
-    found = {name: place for name in POLICIES for place in reversed(PLACES) if is_python(place, name)}
+    found = {name: place for name in POLICIES for place in reversed(SCHEDULER_PLACES) if is_python(place, name)}
     if not found:
         log.warning(
             "upstream's capacity scheduler was not found: no room is kept for requests that load (docs/offload.md)"

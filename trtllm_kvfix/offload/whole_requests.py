@@ -11,8 +11,8 @@ from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
-FUSE = "offload-whole-requests"
-SEAM = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
+WHOLE_REQUESTS = "offload-whole-requests"
+PREPARE_RESOURCES = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
 
 
 class WholeRequests:
@@ -28,15 +28,15 @@ class WholeRequests:
         return self._requests.get(request.request_id, request)
 
 
-def replacement() -> Replacement:
-    return Replacement(SEAM, noting_the_batch)
+def whole_requests_replacement() -> Replacement:
+    return Replacement(PREPARE_RESOURCES, noting_the_batch)
 
 
 def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
         if isinstance(batch, WholeRequests):
-            with guarded(FUSE):  # after a fault the requests stay opaque
+            with guarded(WHOLE_REQUESTS):  # after a fault the requests stay opaque
                 batch.note(scheduled_batch)
         return original(self, scheduled_batch, *args, **kwargs)
 

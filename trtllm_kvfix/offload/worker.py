@@ -14,7 +14,7 @@ from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.partial_copies import FUSE as COPIES
+from trtllm_kvfix.offload.partial_copies import PARTIAL_COPIES
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
@@ -240,7 +240,7 @@ class OffloadWorker:
         if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
             together(self._ranks, lambda: transfers.wait_for(fences))
         if loads:
-            with guarded(COPIES) as tried:
+            with guarded(PARTIAL_COPIES) as tried:
                 self._before_loads()
             if tried.failed:
                 transfers.refuse(loads, "upstream's own copies into blocks could not be waited for")
