@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.room_for_loads import (
+from trtllm_kvfix.offload.batch_patches import (
     ROOM_FOR_LOADS,
     V2_PLACE,
     Room,

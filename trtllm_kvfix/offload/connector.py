@@ -11,15 +11,13 @@ from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
 from trtllm_kvfix.offload import (
-    kept_blocks,
-    partial_copies,
-    recompute,
-    room_for_loads,
+    batch_patches,
+    ending_patches,
     weights,
-    whole_requests,
 )
+from trtllm_kvfix.offload.batch_patches import WholeRequests
+from trtllm_kvfix.offload.ending_patches import KeptBlocks
 from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layout import (
     ByGroup,
     blocks_by_group,
@@ -40,7 +38,6 @@ from trtllm_kvfix.offload.upstream import (
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
-from trtllm_kvfix.offload.whole_requests import WholeRequests
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import registry
@@ -77,12 +74,12 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         whole = self.batch.whole(request)
-        if getattr(whole, recompute.LOADS_NO_MORE, False):
+        if getattr(whole, ending_patches.LOADS_NO_MORE, False):
             return 0, False
         return self.side.get_num_new_matched_tokens(whole, num_computed_tokens)
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
-        if getattr(request, recompute.LOADS_NO_MORE, False):
+        if getattr(request, ending_patches.LOADS_NO_MORE, False):
             return 0, False
         return self.side.reserve_prefix(request, num_computed_tokens, reservation_id)
 
@@ -141,7 +138,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
-        self.room = room_for_loads.room_here()
+        self.room = batch_patches.room_here()
         module = connector_module()
         if module is not None:
             replace_seams(module.__name__)
@@ -174,9 +171,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            room_for_loads.warn_where_nobody_gives_way(kv_cache_manager)
+            batch_patches.warn_where_nobody_gives_way(kv_cache_manager)
             self.cache_manager = self.room.manager = kv_cache_manager
-        self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
+        self._copies = batch_patches.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
         # Nothing that the side keeps may hold this object, or it would never be freed.
@@ -226,18 +223,18 @@ def replace_seams(connector_module: str) -> None:
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [
-        kept_blocks.kept_blocks_replacement(),
-        partial_copies.partial_copies_replacement(),
-        whole_requests.whole_requests_replacement(),
+        ending_patches.kept_blocks_replacement(),
+        batch_patches.partial_copies_replacement(),
+        batch_patches.whole_requests_replacement(),
     ]
-    if Upstream().has(connector_module, f"KvCacheConnectorManager.{recompute.FINISH_PREFIX_LOADS}"):
-        replacements.append(recompute.reserved_replacement(connector_module))
+    if Upstream().has(connector_module, f"KvCacheConnectorManager.{ending_patches.FINISH_PREFIX_LOADS}"):
+        replacements.append(ending_patches.reserved_replacement(connector_module))
     registry.here.install(
         NAME,
         [
-            recompute.recompute_replacement(connector_module),
+            ending_patches.recompute_replacement(connector_module),
             *replacements,
-            *room_for_loads.room_replacements(),
+            *batch_patches.room_replacements(),
             *weights.replacements(),
         ],
     )

@@ -23,12 +23,13 @@ from typing import Any
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.kept_blocks import ids
+from trtllm_kvfix.offload.ending_patches import ids
+from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, mapping_of
 from trtllm_kvfix.ranks import Tag
 
@@ -163,3 +164,71 @@ def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, active_requests, *args, **kwargs)
 
     return schedule_request
+
+
+# The copies that upstream makes if a prompt matches the beginning of a block, and the loads that must come after them.
+#
+# Upstream enqueues them on streams of its own while it allocates, and lets the stream of its block manager wait for
+# them. A connector gets another stream, which follows that one only from the next forward pass. A load that starts
+# sooner writes a block that was cached a moment ago and is still being copied from. Then the copy has values of the
+# load.
+PARTIAL_COPIES = "offload-partial-copies"
+START_BATCH = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
+
+
+def partial_copies_replacement() -> Replacement:
+    """Make upstream's executor pass its cache manager to the connector's worker."""
+    return Replacement(START_BATCH, telling_the_worker)
+
+
+def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _kv_connector_start_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        worker: Any = getattr(getattr(self, "kv_connector_manager", None), "worker", None)
+        if hasattr(worker, "note_cache_manager"):
+            with guarded(PARTIAL_COPIES) as told:
+                worker.note_cache_manager(self.kv_cache_manager)
+            worker.copies_unknown = told.failed
+        return original(self, *args, **kwargs)
+
+    return _kv_connector_start_batch
+
+
+def stream_behind_copies(kv_cache_manager: Any) -> Any:
+    """The stream of its block manager. None if it has none that we know: V1 and V2 have had one since 1.1."""
+    return getattr(kv_cache_manager, "_stream", None)
+
+
+# The requests of a batch as the executor has them.
+#
+# V1 asks for a prefix from C++, with the bound part of a request. That part lacks what Python keeps: the data of
+# images. So the connector notes the requests that are about to be prepared, and looks there.
+WHOLE_REQUESTS = "offload-whole-requests"
+PREPARE_RESOURCES = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
+
+
+class WholeRequests:
+    """The executor's thread alone uses it."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Any] = {}
+
+    def note(self, scheduled: Any) -> None:
+        self._requests = {request.py_request_id: request for request in scheduled.context_requests}
+
+    def whole(self, request: Any) -> Any:
+        return self._requests.get(request.request_id, request)
+
+
+def whole_requests_replacement() -> Replacement:
+    return Replacement(PREPARE_RESOURCES, noting_the_batch)
+
+
+def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
+        if isinstance(batch, WholeRequests):
+            with guarded(WHOLE_REQUESTS):  # after a fault the requests stay opaque
+                batch.note(scheduled_batch)
+        return original(self, scheduled_batch, *args, **kwargs)
+
+    return prepare_resources
