@@ -19,8 +19,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
-from trtllm_kvfix.offload.remote.eras import Era
-from trtllm_kvfix.offload.remote.keys import KeyChain
+from trtllm_kvfix.offload.remote.keys import Era, KeyChain
 from trtllm_kvfix.offload.remote.pause import Pause
 from trtllm_kvfix.offload.remote.puts import Puts, Stored
 from trtllm_kvfix.offload.remote.worth import Estimate, Worth
