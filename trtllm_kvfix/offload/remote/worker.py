@@ -11,9 +11,9 @@ from trtllm_kvfix.offload.host_tier import text_of
 from trtllm_kvfix.offload.layout import Layout
 from trtllm_kvfix.offload.ledger import JobState, Record
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
+from trtllm_kvfix.offload.remote.arguments import layout_parts
 from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Put, Spec
-from trtllm_kvfix.offload.remote.model import layout_parts
 from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.worker import OffloadWorker
