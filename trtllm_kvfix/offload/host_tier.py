@@ -13,7 +13,7 @@ from trtllm_kvfix.ranks import Ranks, together
 from trtllm_kvfix.sizes import bytes_text
 
 SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that
-SEAL_BYTES = 32  # behind each block that may leave this machine (offload/remote/seals.py)
+SEAL_BYTES = 32  # behind each block that may leave this machine (offload/remote/porter_process.py)
 NODES = "sys/devices/system/node/node[0-9]*"
 
 

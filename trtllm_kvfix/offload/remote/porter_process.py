@@ -10,23 +10,127 @@ import mmap
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_kvfix.log import described
+from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
 from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec, StoreState
-from trtllm_kvfix.offload.remote.seals import Seals
-from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
+
+# A store of blocks as the porter needs it, and Mooncake Store as one. Nothing here runs inside an engine.
+# Answers of Mooncake Store, seen with 0.3.13: what is there already is put with success, and costs no transfer.
+NO_SPACE = -200
+NOT_FOUND = -704
+LEASE_OVER = -707  # all has come, but the store might have evicted it on the way: the seal knows
+LOCAL_BUFFER_BYTES = 16 << 20  # of the client itself; blocks do not pass it
+METADATA = "P2PHANDSHAKE"  # clients exchange the addresses of their memory; there is no further service
+
+
+class StoreError(Exception):
+    """There is no store to be asked."""
+
+
+class Store(Protocol):
+    """Every call may take as long as the store likes. Payloads lie in registered memory, all of one size."""
+
+    def register(self, address: int, nbytes: int) -> None: ...
+    def exist(self, names: Sequence[str]) -> list[bool]: ...
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
+
+
+class MooncakeStore:
+    """A client of Mooncake Store. With `segment_bytes` it brings memory that all clients may use."""
+
+    def __init__(self, *, master: str, protocol: str, host: str, segment_bytes: int = 0) -> None:
+        self._client: Any = import_module("mooncake.store").MooncakeDistributedStore()
+        code = self._client.setup(host, METADATA, segment_bytes, LOCAL_BUFFER_BYTES, protocol, "", master)
+        if code:
+            raise StoreError(f"Mooncake's client does not reach the master at {master} over {protocol}: code {code}")
+
+    def register(self, address: int, nbytes: int) -> None:
+        code = self._client.register_buffer(address, nbytes)
+        if code:
+            raise StoreError(f"Mooncake does not register {nbytes} bytes of the host pool: code {code}")
+
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        codes = self._client.batch_is_exist(list(names))
+        if len(codes) != len(names):
+            raise StoreError(f"Mooncake's master was asked about {len(names)} objects and answers for {len(codes)}")
+        if any(code < 0 for code in codes):
+            raise StoreError(f"Mooncake's master does not answer: code {min(codes)}")
+        return [code == 1 for code in codes]
+
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        codes = self._client.batch_put_from(list(names), list(addresses), [nbytes] * len(names))
+        known = {0: Outcome.WHOLE, NO_SPACE: Outcome.FULL}
+        return [known.get(code, Outcome.FAILED) for _, code in zip(names, codes, strict=True)]
+
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        codes = self._client.batch_get_into(list(names), list(addresses), [nbytes] * len(names))
+        return [outcome_of(code, nbytes) for _, code in zip(names, codes, strict=True)]
+
+
+def outcome_of(code: int, nbytes: int) -> Outcome:
+    if code in (nbytes, LEASE_OVER):
+        return Outcome.WHOLE
+    return Outcome.MISSING if code == NOT_FOUND else Outcome.FAILED
+
+
+# Seals: each travels behind a payload and holds its checksum and the name of its block.
+#
+# A store may give the memory of an object that it evicts to another one while somebody reads it. What arrives then is
+# whole, and somebody else's: so a seal names its block.
+MAGIC = 0x6B76_6631
+LAYOUT = struct.Struct("<IIQ16s")  # magic, CRC-32C, bytes of the payload, beginning of its key
+assert LAYOUT.size == SEAL_BYTES
+
+
+class Seals:
+    """One in each slot of a pool, directly behind the block, so that both are one buffer to the store."""
+
+    def __init__(self, pool: NDArray[np.uint8], block_bytes: int, slot_bytes: int) -> None:
+        if slot_bytes < block_bytes + SEAL_BYTES:
+            raise ValueError(f"slots of {slot_bytes} bytes have no room for {block_bytes} and a seal of {SEAL_BYTES}")
+        self._pool, self._bytes = pool, pool.data
+        self._block_bytes, self._slot_bytes = block_bytes, slot_bytes
+
+    def write(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        for key, slot, crc in zip(keys, slots, self._checksums(slots), strict=True):
+            LAYOUT.pack_into(self._bytes, self._of(slot), MAGIC, crc, self._block_bytes, key[:16])
+
+    def clear(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._bytes[self._of(slot) : self._of(slot) + SEAL_BYTES] = bytes(SEAL_BYTES)
+
+    def hold(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[bool]:
+        """Whether each slot holds what its key stands for."""
+        wanted = zip(keys, slots, self._checksums(slots), strict=True)
+        return [
+            LAYOUT.unpack_from(self._bytes, self._of(slot)) == (MAGIC, crc, self._block_bytes, key[:16])
+            for key, slot, crc in wanted
+        ]
+
+    def _of(self, slot: int) -> int:
+        return slot * self._slot_bytes + self._block_bytes
+
+    def _checksums(self, slots: Sequence[int]) -> list[int]:
+        starts = np.asarray(slots, np.uint64) * np.uint64(self._slot_bytes)
+        return crc32c(self._pool, starts, self._block_bytes)
+
 
 BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
 # Mooncake's client queues 1,024 transfers to a node and lets as many more wait for a second. What is beyond that, or
