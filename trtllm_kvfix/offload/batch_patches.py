@@ -1,18 +1,7 @@
-"""Room for requests that load: what they will grow into is nobody else's.
+"""What we change in upstream about a batch before it runs, because upstream has no callback there.
 
-Upstream starts a request when the blocks until its last token are free beside those that requests which generate may
-still take. Most releases look at nobody else. Requests that wait for a load, of any connector, hold the blocks of their
-prompts, and what they need besides goes to others. In a full pool they come back, find no room, and each waits for
-another of them to end.
-
-So while any request loads, or waits for its first step behind a load, those that have not started are shown to the
-scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops looking
-at the first request without room, and must not stop before one that has blocks. They keep their order. They wait no
-longer than the requests that load now, because no request that would start a new load overtakes them.
-
-A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes. In a full pool it
-takes them from a request that has started and waits for no load, and that request begins again. So there is nothing to
-keep.
+The connector gets each request as a whole (`WholeRequests`), and the cache manager, whose copies into blocks loads must
+follow. In a full pool, requests that load find room (`Room`).
 """
 
 import inspect
@@ -41,7 +30,24 @@ GIVES_WAY = "enable_recompute_pause"
 
 
 class Room:
-    """The room of one cache manager, which upstream names later. The executor's thread alone uses it."""
+    """Room for requests that load: what they will grow into is nobody else's.
+
+    Upstream starts a request when the blocks until its last token are free beside those that requests which generate
+    may still take. Most releases look at nobody else. Requests that wait for a load, of any connector, hold the blocks
+    of their prompts, and what they need besides goes to others. In a full pool they come back, find no room, and each
+    waits for another of them to end.
+
+    So while any request loads, or waits for its first step behind a load, those that have not started are shown to the
+    scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops
+    looking at the first request without room, and must not stop before one that has blocks. They keep their order. They
+    wait no longer than the requests that load now, because no request that would start a new load overtakes them.
+
+    A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes. In a full pool
+    it takes them from a request that has started and waits for no load, and that request begins again. So there is
+    nothing to keep.
+
+    A `Room` is that of one cache manager, which upstream names later. The executor's thread alone uses it.
+    """
 
     def __init__(self, fuse_of_room: Fuse, voting: Voting) -> None:
         self.manager: Any = None
@@ -198,16 +204,17 @@ def stream_behind_copies(kv_cache_manager: Any) -> Any:
     return getattr(kv_cache_manager, "_stream", None)
 
 
-# The requests of a batch as the executor has them.
-#
-# V1 asks for a prefix from C++, with the bound part of a request. That part lacks what Python keeps: the data of
-# images. So the connector notes the requests that are about to be prepared, and looks there.
 WHOLE_REQUESTS = "offload-whole-requests"
 PREPARE_RESOURCES = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
 
 
 class WholeRequests:
-    """The executor's thread alone uses it."""
+    """The requests of a batch as the executor has them.
+
+    V1 asks for a prefix from C++, with the bound part of a request. That part lacks what Python keeps: the data of
+    images. So the connector notes the requests that are about to be prepared, and looks there. The executor's thread
+    alone uses it.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[int, Any] = {}

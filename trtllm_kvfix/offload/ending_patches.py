@@ -1,12 +1,7 @@
-"""Requests that have ended keep their blocks until no transfer uses them.
+"""What we change in upstream about requests that end and loads that fail, because upstream has no callback there.
 
-Upstream gives the blocks away sooner. 1.1 and 1.2 end a finished request at once, even while its blocks are being
-saved. Every release does so with a request that is cancelled or fails, even while its blocks are saved or loaded. Then
-upstream may copy a prefix into them, a dummy request may write them, and the connector learns of neither.
-
-On V1 the sequence is kept, as later releases do with requests that are being saved. V2 has a place for as many
-sequences as run, so there the host waits for the transfers, which are those of the last iterations. It also waits if
-our own code fails here; and if not even that succeeds, the blocks stay taken.
+A request that has ended keeps its blocks until no transfer uses them (`KeptBlocks`). A request whose load failed
+computes those tokens instead.
 """
 
 import sys
@@ -46,7 +41,18 @@ class Transferring(Protocol):
 
 
 class KeptBlocks:
-    """The executor's thread alone uses it, on every rank for the same requests at the same points."""
+    """Requests that have ended keep their blocks until no transfer uses them.
+
+    Upstream gives the blocks away sooner. 1.1 and 1.2 end a finished request at once, even while its blocks are being
+    saved. Every release does so with a request that is cancelled or fails, even while its blocks are saved or loaded.
+    Then upstream may copy a prefix into them, a dummy request may write them, and the connector learns of neither.
+
+    On V1 the sequence is kept, as later releases do with requests that are being saved. V2 has a place for as many
+    sequences as run, so there the host waits for the transfers, which are those of the last iterations. It also waits
+    if our own code fails here; and if not even that succeeds, the blocks stay taken.
+
+    The executor's thread alone uses it, on every rank for the same requests at the same points.
+    """
 
     def __init__(self, transfers: Transferring) -> None:
         self._transfers = transfers

@@ -1,4 +1,9 @@
-"""Makes the host tier of a rank: of the size that was asked for, near the GPU, or not at all."""
+"""The host tier of a rank: of the size that was asked for, near the GPU, or not at all.
+
+Pages of a host tier cannot be given back under memory pressure. If it does not fit, the kernel kills a process minutes
+later, without a message. So a tier that the container or the machine cannot hold, with those of the other ranks, is
+refused at the start, and the message shows the arithmetic.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +18,7 @@ from trtllm_kvfix.ranks import Ranks, together
 from trtllm_kvfix.sizes import bytes_text
 
 SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that
-SEAL_BYTES = 32  # behind each block that may leave this machine (offload/remote/porter_process.py)
+SEAL_BYTES = 32  # behind each block that may leave this machine (`Seals` in remote/porter_process.py)
 NODES = "sys/devices/system/node/node[0-9]*"
 
 
@@ -107,10 +112,6 @@ def node_of_gpu(root: Path) -> int | None:
     return int(node) if node.isdigit() else None
 
 
-# Check that the machine can hold the host tier of all its ranks, and show the arithmetic if it cannot.
-#
-# Pages of a host tier cannot be given back under memory pressure. If it does not fit, the kernel kills a process
-# minutes later, without a message; so such a tier is refused at the start.
 UNLIMITED = 1 << 60  # cgroups write very large numbers for no limit
 
 

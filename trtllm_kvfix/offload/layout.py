@@ -1,4 +1,9 @@
-"""Layout of a device's blocks: one pool of a V1 manager, or one for each layer group."""
+"""Where a block lies: on the device, in one pool or in several, and in its slot of the host pool.
+
+Upstream describes a cache of several pools by ranges of bytes that repeat for each block, by layer group. Groups differ
+in their attention window. With a sliding window, upstream gives blocks away while their request lives, and reports only
+added blocks to connectors. A store could then read the blocks of another request, so such a cache is refused.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -100,10 +105,6 @@ def pool_of(tensor: Any) -> DevicePool:
     return DevicePool(address, shape[0], block_bytes, f"{list(shape[1:])} {tensor.dtype}", block_bytes)
 
 
-# Upstream's description of a cache with several pools: ranges of bytes that repeat for each block, by layer group.
-#
-# Groups differ in their attention window. With a sliding window, upstream gives blocks away while their request lives,
-# and reports only added blocks to connectors; so a store could read the blocks of another request.
 WINDOWS = ("window_size", "sliding_window_size")  # as releases name it
 SEQUENCES = (list, tuple)  # their union would be made anew for each block that a request fills
 ByGroup: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # at the number of a group, or under it

@@ -304,12 +304,12 @@ def forget(by_request: dict[int, dict[int, Record]], job: Job) -> None:
         del by_request[job.request_id]
 
 
-# Blocks of the device that running transfers read or write.
-#
-# Upstream may take a block away during a transfer, and give it to another request. Upstream then reports this request.
-# Whatever is about to write its blocks must wait for the transfer: a fence.
 class InUse:
-    """One thread uses this: the scheduler's."""
+    """Blocks of the device that running transfers read or write. The scheduler's thread alone uses it.
+
+    Upstream may take a block away during a transfer, give it to another request, and report that request. Whatever is
+    about to write the block must then wait for the transfer: a fence.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""Live requests as the scheduler side knows them: their tokens, their blocks and their transfers."""
+"""Live requests as the scheduler side knows them: their tokens, their blocks, and what they load."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # tokens that the load adds
     job: int | None = None  # once the destinations are known
-    reservation: int | None = None  # upstream's number, by which it releases it part by part; offload/requests.py
+    reservation: int | None = None  # upstream's number, by which it releases it part by part
     fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
     is_short: bool = False  # the load brings less than was promised
     is_outdated: bool = False  # the weights have changed since
@@ -220,12 +220,12 @@ def tokens_computed(request: Any, live: LiveRequest) -> int:
     return position if position < prompt else live.length - 1
 
 
-# Loads on the scheduler side: what the host tier adds to a prompt, pinned from the promise until it has arrived.
-#
-# Upstream asks when a request has room, and reports where its blocks lie. The newest builds reserve while they schedule
-# instead (offload/requests.py).
 class Loads:
-    """The executor's thread alone uses it."""
+    """What the host tier adds to prompts, pinned from the promise until it has arrived. The executor's thread uses it.
+
+    Upstream asks when a request has room, and reports where its blocks lie. The newest builds reserve while they
+    schedule instead (`Reservations`).
+    """
 
     def __init__(self, tokens_per_block: int, blocks_min: int, ledger: Ledger, in_use: InUse) -> None:
         self.reservations = Reservations(tokens_per_block, ledger)
@@ -310,16 +310,19 @@ class Loads:
         index.unpin(load.slots)
 
 
-# Prefixes that upstream reserves while it schedules, before it knows whether the request gets room.
-#
-# The newest KVCacheManagerV2 does so. From `reserve_prefix` on, the reserved blocks of the host tier stay, whole or in
-# part, until upstream has released all of them. Upstream names what it accepts in the report of the step, and the load
-# begins with that step; until then it may still take it back. An accepted load is over when every rank says so.
-#
-# Upstream continues behind the tokens that it was promised, as with other loads. If they did not come, the request
-# gives its cache back and computes its prompt.
 class Reservations:
-    """The executor's thread alone uses it. Keyed by upstream's number of the reservation."""
+    """Prefixes that upstream reserves while it schedules, before it knows whether the request gets room.
+
+    The newest KVCacheManagerV2 does so. From `reserve_prefix` on, the reserved blocks of the host tier stay, whole or
+    in part, until upstream has released all of them. Upstream names what it accepts in the report of the step, and the
+    load begins with that step; until then upstream may still take it back. An accepted load is over when every rank
+    says so.
+
+    Upstream continues behind the tokens that it was promised, as with other loads. If they did not come, the request
+    gives its cache back and computes its prompt.
+
+    Reservations are known by upstream's numbers. The executor's thread alone uses them.
+    """
 
     def __init__(self, tokens_per_block: int, ledger: Ledger) -> None:
         self._tokens_per_block = tokens_per_block

@@ -1,10 +1,11 @@
-"""Switches that an operator may change while the server runs: a small YAML file, looked at in every iteration.
+"""Whether blocks are stored and loaded now: an operator may turn either off, and both stop by themselves.
+
+The operator's switches are a small YAML file, which the executor's thread looks at in every iteration:
 
     {store: on, load: off, drop: 2}
 
-`drop` empties the host tier each time its number changes. A switch that the file does not name stays as it is; without
-a file all is on. The executor's thread reads it, so reading must not block, and the file must be small and flat. A file
-of another user changes nothing.
+`drop` empties the host tier each time its number changes. A switch that the file does not name stays as it is. Without
+a file all is on. Reading must not block, so the file must be small and flat. A file of another user changes nothing.
 """
 
 import os
@@ -29,6 +30,8 @@ NAMES = (*DIRECTIONS, "drop")
 
 
 class Switches:
+    """What the operator's file says."""
+
     def __init__(self, file: Path | None) -> None:
         if file is not None and not file.parent.is_dir():
             raise SettingsError(
@@ -126,13 +129,11 @@ def checked(wanted: Any) -> dict[str, Any]:
     return wanted
 
 
-# Switches for stores and loads: an operator may turn either off, and both stop when no transfer succeeds, or while the
-# weights change.
 FAILED_IN_A_ROW_MAX = 32
 
 
 class Directions:
-    """Both directions, `store` and `load`."""
+    """Both directions, `store` and `load`. One stops when no transfer succeeds, and both while the weights change."""
 
     def __init__(self, switches: Switches, weights: Weights) -> None:
         self._switches, self._weights = switches, weights

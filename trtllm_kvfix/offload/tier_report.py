@@ -1,8 +1,4 @@
-"""Report of this rank's host tier for `trtllm-kvfix status`: a file beside the attestation of its process.
-
-It is written when the tier is built, at every transfer that fails on this rank, and when the tier is given back. If it
-cannot be written, because the folder is full or belongs to another user, the log says so, and serving continues.
-"""
+"""What the host tier reports: each rank's file for `trtllm-kvfix status`, and numbers for the metrics and the log."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +17,12 @@ SUFFIX = ".offload"
 
 @dataclass(kw_only=True)
 class TierReport:
-    """`folder` is None if no report is wanted: in tests, and in `verify`."""
+    """This rank's file, beside the attestation of its process. `folder` is None if no report is wanted.
+
+    The file is written when the tier is built, at every transfer that fails on this rank, and when the tier is given
+    back. If it cannot be written, because the folder is full or belongs to another user, the log says so, and serving
+    continues.
+    """
 
     folder: Path | None = None
     rank: int = 0
@@ -74,13 +75,15 @@ def live(folder: Path) -> list[dict[str, Any]]:
     return sorted(runtime_files.live(folder, SUFFIX, FORMAT), key=lambda entry: (entry["rank"], entry["pid"]))
 
 
-# Numbers that show whether the host tier helps: counted for the metrics, and logged every so many requests.
 OPAQUE_TOLD_MAX = 3
 ERRORS_TOLD_MAX = 10
 
 
 class Tally:
-    """The scheduler's thread counts; other threads read `counters`."""
+    """Numbers that show whether the host tier helps. Every so many requests they are logged.
+
+    The scheduler's thread counts; other threads read `counters`.
+    """
 
     def __init__(self, log_every_requests: int) -> None:
         self._log_every_requests = log_every_requests

@@ -1,4 +1,7 @@
-"""The transfers of one rank: its host pool, and a lane for each direction. Jobs are known by their numbers."""
+"""The transfers of one rank, between the device and its host pool. Jobs are known by their numbers.
+
+Each direction has a lane, by DMA or by the copy kernel, whichever was faster when the host pool was made.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from statistics import median
@@ -18,7 +21,6 @@ from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import bytes_text
 
-# The lanes of a rank's transfers: one for each direction, by DMA or by the copy kernel.
 STREAMS_LOST_MAX = 256  # in a row; the scheduler side stops asking long before
 
 Direction: TypeAlias = Literal["store", "load"]

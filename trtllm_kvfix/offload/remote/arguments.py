@@ -1,7 +1,8 @@
-"""The engine's arguments as a part of its blocks' names: all of them, but for those that are known not to matter.
+"""What the names of an engine's blocks say besides their tokens: its weights, the layout of a block, its arguments.
 
-An argument that this table does not know, because upstream is newer, separates engines that differ in it. They share
-less than they could, which costs time. Blocks under a wrong name would cost answers.
+All arguments count, but for those that are known not to matter. An argument that this table does not know,
+because upstream is newer, separates engines that differ in it. They share less than they could, which costs time.
+Blocks under a wrong name would cost answers.
 """
 
 import hashlib
@@ -146,7 +147,6 @@ def is_upstreams(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == UPSTREAM
 
 
-# Identity of an engine's blocks besides their tokens: the weights, and the layout of the blocks.
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 DIGEST_CHARS = (40, 64)  # of a git object, of a file in large file storage
 

@@ -1,7 +1,7 @@
 """The process that has the store's client: `python -m trtllm_kvfix.offload.remote.porter_process SPEC`.
 
-`porter_handle` starts it. It ends when the engine does, which closes its socket. An end is at once: the client's own
-may wait for peers.
+`PorterHandle` (remote/worker.py) starts it, and nothing here runs inside an engine. The process ends when the engine
+does, which closes its socket. It ends at once, because the client's own end may wait for peers.
 """
 
 import json
@@ -30,7 +30,6 @@ from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
 from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec, StoreState
 
-# A store of blocks as the porter needs it, and Mooncake Store as one. Nothing here runs inside an engine.
 # Answers of Mooncake Store, seen with 0.3.13: what is there already is put with success, and costs no transfer.
 NO_SPACE = -200
 NOT_FOUND = -704
@@ -44,7 +43,10 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """Every call may take as long as the store likes. Payloads lie in registered memory, all of one size."""
+    """A store of blocks as the porter needs it.
+
+    Every call may take as long as the store likes. Payloads lie in registered memory, all of one size.
+    """
 
     def register(self, address: int, nbytes: int) -> None: ...
     def exist(self, names: Sequence[str]) -> list[bool]: ...
@@ -90,17 +92,18 @@ def outcome_of(code: int, nbytes: int) -> Outcome:
     return Outcome.MISSING if code == NOT_FOUND else Outcome.FAILED
 
 
-# Seals: each travels behind a payload and holds its checksum and the name of its block.
-#
-# A store may give the memory of an object that it evicts to another one while somebody reads it. What arrives then is
-# whole, and somebody else's: so a seal names its block.
 MAGIC = 0x6B76_6631
 LAYOUT = struct.Struct("<IIQ16s")  # magic, CRC-32C, bytes of the payload, beginning of its key
 assert LAYOUT.size == SEAL_BYTES
 
 
 class Seals:
-    """One in each slot of a pool, directly behind the block, so that both are one buffer to the store."""
+    """A seal travels behind a payload, and holds its checksum and the name of its block.
+
+    A store may give the memory of an object that it evicts to another one while somebody reads it. What arrives then is
+    whole, and somebody else's: so a seal names its block. Each slot of the pool has a seal directly behind the block,
+    so that both are one buffer to the store.
+    """
 
     def __init__(self, pool: NDArray[np.uint8], block_bytes: int, slot_bytes: int) -> None:
         if slot_bytes < block_bytes + SEAL_BYTES:

@@ -7,11 +7,6 @@ from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, PutJob
 from trtllm_kvfix.offload.requests import LiveRequest
 
-# The part of the host pool through which blocks go to the store that the host tier does not take.
-#
-# The store is larger than the host tier, so what is not worth a place here may be worth one there. The index of the
-# host tier knows nothing of these slots: a block has one from the plan of its store until its put is over, and nobody
-# finds it meanwhile.
 STAGING_SHARE = 8  # of the host pool, one slot in so many
 
 
@@ -21,7 +16,14 @@ def staging_slots(slots: int) -> int:
 
 
 class Staging:
-    """The last slots of a pool. The executor's thread alone uses it."""
+    """The last slots of the host pool: through them, blocks go to the store that the host tier does not take.
+
+    The store is larger than the host tier, so what is not worth a place here may be worth one there. The index of the
+    host tier knows nothing of these slots: a block has one from the plan of its store until its put is over, and nobody
+    finds it meanwhile.
+
+    The executor's thread alone uses it.
+    """
 
     def __init__(self, slots: int) -> None:
         self.first = slots - staging_slots(slots)
@@ -31,7 +33,7 @@ class Staging:
         return slot >= self.first
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Or as many as there are."""
+        """Fewer than `count` if there are no more."""
         taken, self._free = self._free[:count], self._free[count:]
         return tuple(taken)
 

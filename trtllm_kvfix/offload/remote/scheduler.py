@@ -25,13 +25,12 @@ from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.overlay import fuse
 
-# Pause before the next request to a store that does not answer. It doubles each time.
 FAILURES_MIN = 3  # in a row, before it is left alone
 PAUSE_S_MAX = 60.0
 
 
 class Pause:
-    """One thread uses it."""
+    """The pause before the next question to a store that does not answer. It doubles each time. One thread uses it."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -49,7 +48,6 @@ class Pause:
             self._until = now + min(2.0 ** (self._failures - FAILURES_MIN), PAUSE_S_MAX)
 
 
-# Decide whether loading a prefix from the store is faster than computing it, by measurements of both.
 SHARE = 0.3  # of the newest measurement in an average
 STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
 STEP_S_MAX = 5.0  # one that takes longer has waited for requests
@@ -66,7 +64,10 @@ class Estimate(NamedTuple):
 
 
 class Worth:
-    """One thread uses it: the scheduler's. Times are those of one clock that its caller reads."""
+    """Decides by measurements whether loading a prefix from the store is faster than computing it.
+
+    The scheduler's thread uses it. Times are those of one clock, which its caller reads.
+    """
 
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None  # of one rank, with all that a load waits for

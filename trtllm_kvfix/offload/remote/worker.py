@@ -32,10 +32,6 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.settings import environment
 
-# An engine's handle on its porter: starts it, ends it, starts it again, and knows what was asked of it.
-#
-# A porter that was asked to read into slots may write them for as long as it lives. So a read that has failed, or takes
-# too long, ends the process, and is answered once the process is gone.
 PAUSE_S_MAX = 60.0
 # Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
 QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
@@ -43,7 +39,13 @@ LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
 
 
 class PorterHandle:
-    """Any thread may call it; none waits, save for `look` within its bound and `close`."""
+    """Starts a rank's porter, ends it, starts it again, and knows what was asked of it.
+
+    A porter that was asked to read into slots may write them for as long as it lives. So a read that has failed, or
+    takes too long, ends the process, and is answered once the process is gone.
+
+    Any thread may call it. None waits, except in `look`, within its bound, and in `close`.
+    """
 
     def __init__(self, spec: Spec, timeout_s: float) -> None:
         self._spec, self._timeout_s = spec, timeout_s
