@@ -182,11 +182,6 @@ PARTIAL_COPIES = "offload-partial-copies"
 START_BATCH = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
 
 
-def partial_copies_replacement() -> Replacement:
-    """Make upstream's executor pass its cache manager to the connector's worker."""
-    return Replacement(START_BATCH, telling_the_worker)
-
-
 def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def _kv_connector_start_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         worker: Any = getattr(getattr(self, "kv_connector_manager", None), "worker", None)
@@ -226,10 +221,6 @@ class WholeRequests:
         return self._requests.get(request.request_id, request)
 
 
-def whole_requests_replacement() -> Replacement:
-    return Replacement(PREPARE_RESOURCES, noting_the_batch)
-
-
 def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
@@ -239,3 +230,12 @@ def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, scheduled_batch, *args, **kwargs)
 
     return prepare_resources
+
+
+def replacements() -> list[Replacement]:
+    """Have upstream pass whole requests and its cache manager to the connector, and schedule what has room."""
+    return [
+        Replacement(START_BATCH, telling_the_worker),
+        Replacement(PREPARE_RESOURCES, noting_the_batch),
+        *room_replacements(),
+    ]

@@ -10,11 +10,7 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.offload import (
-    batch_patches,
-    ending_patches,
-    weights,
-)
+from trtllm_kvfix.offload import batch_patches, ending_patches, weights
 from trtllm_kvfix.offload.batch_patches import WholeRequests
 from trtllm_kvfix.offload.ending_patches import KeptBlocks
 from trtllm_kvfix.offload.host_tier import HostTierMaker
@@ -41,7 +37,7 @@ from trtllm_kvfix.offload.upstream import (
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import registry
-from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
 from trtllm_kvfix.ranks import OneRank, ranks_here
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
@@ -223,21 +219,11 @@ def replace_seams(connector_module: str) -> None:
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [
-        ending_patches.kept_blocks_replacement(),
-        batch_patches.partial_copies_replacement(),
-        batch_patches.whole_requests_replacement(),
+        *ending_patches.replacements(connector_module),
+        *batch_patches.replacements(),
+        *weights.replacements(),
     ]
-    if Upstream().has(connector_module, f"KvCacheConnectorManager.{ending_patches.FINISH_PREFIX_LOADS}"):
-        replacements.append(ending_patches.reserved_replacement(connector_module))
-    registry.here.install(
-        NAME,
-        [
-            ending_patches.recompute_replacement(connector_module),
-            *replacements,
-            *batch_patches.room_replacements(),
-            *weights.replacements(),
-        ],
-    )
+    registry.here.install(NAME, replacements)
 
 
 def handle_of(stream: Any) -> int:

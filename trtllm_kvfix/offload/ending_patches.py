@@ -17,7 +17,7 @@ from trtllm_kvfix.offload.faults import Tried, guarded
 from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
-from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
+from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 
 KEPT_BLOCKS = "offload-kept-blocks"
 FREE_RESOURCES = Seam(RESOURCE_MANAGER, "ResourceManager.free_resources")
@@ -154,11 +154,6 @@ def nothing_stored(kept: Kept) -> Iterator[None]:
         kept.request.is_dummy_request = False
 
 
-def kept_blocks_replacement() -> Replacement:
-    """Make upstream ask whether blocks may go."""
-    return Replacement(FREE_RESOURCES, keeping_blocks)
-
-
 class Freeing(NamedTuple):
     stays: bool  # the manager is not to be asked now
     manager: Any = None
@@ -229,17 +224,12 @@ def is_over(connector: Any, request: Any) -> bool:
 # and begins again, as with upstream when a promised prefix does not come.
 LOADS_NO_MORE = "py_kvfix_loads_no_more"  # the name of an attribute of requests
 GET_FINISHED = "KvCacheConnectorManager.get_finished"
-FINISH_PREFIX_LOADS = "finish_prefix_loads"
+FINISH_PREFIX_LOADS = "KvCacheConnectorManager.finish_prefix_loads"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
 
 class LoadFailed(KvfixError):
     """A load failed, and this version of upstream offers no way to compute its tokens instead."""
-
-
-def recompute_replacement(connector_module: str) -> Replacement:
-    """Make upstream's connector manager ask its worker."""
-    return Replacement(Seam(connector_module, GET_FINISHED), computing_failed_loads)
 
 
 def computing_failed_loads(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -298,13 +288,6 @@ def put_back(request: Any, position: int) -> None:
         request.context_chunk_size = request.context_remaining_length
 
 
-def reserved_replacement(connector_module: str) -> Replacement:
-    """Make upstream's connector manager ask whether the blocks that it believes to be loaded have come."""
-    return Replacement(
-        Seam(connector_module, f"KvCacheConnectorManager.{FINISH_PREFIX_LOADS}"), computing_what_did_not_come
-    )
-
-
 def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> Callable[[Any, list[int]], None]:
     def finish_prefix_loads(self: Any, reservation_ids: list[int]) -> None:
         failed: dict[int, int] = getattr(getattr(self, "worker", None), "reservations_to_recompute", {})
@@ -316,3 +299,14 @@ def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> C
                 counters.offload_recomputed_requests.add()
 
     return finish_prefix_loads
+
+
+def replacements(connector_module: str) -> list[Replacement]:
+    """Have upstream ask whether blocks may go, and its connector manager whether loads have come."""
+    found = [
+        Replacement(FREE_RESOURCES, keeping_blocks),
+        Replacement(Seam(connector_module, GET_FINISHED), computing_failed_loads),
+    ]
+    if Upstream().has(connector_module, FINISH_PREFIX_LOADS):
+        found.append(Replacement(Seam(connector_module, FINISH_PREFIX_LOADS), computing_what_did_not_come))
+    return found
