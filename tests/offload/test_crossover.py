@@ -10,7 +10,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool, fail_operation, open_device
 from trtllm_kvfix.offload import transfers
-from trtllm_kvfix.offload.layout import DevicePool, Layout
+from trtllm_kvfix.offload.layout import BlockLayout, DevicePool
 from trtllm_kvfix.offload.transfers import Ways, choose_ways, faster, make_lane, measure
 from trtllm_kvfix.offload_section import OffloadSettings
 
@@ -49,8 +49,8 @@ def pool(device: Device) -> HostPool:
     return HostPool(device, host_bytes=BLOCKS * BLOCK_BYTES, block_bytes=BLOCK_BYTES)
 
 
-def layout_of(*block_bytes: int, stride: int | None = None) -> Layout:
-    return Layout(
+def layout_of(*block_bytes: int, stride: int | None = None) -> BlockLayout:
+    return BlockLayout(
         [DevicePool(1 << 20, 8, size, "words", stride or size, number) for number, size in enumerate(block_bytes)]
     )
 
@@ -90,7 +90,7 @@ def test_what_no_kernel_can_move_is_refused_or_goes_by_dma(
     device: Device,
     pool: HostPool,
     differences: dict[str, Any],
-    layout: Layout,
+    layout: BlockLayout,
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -137,7 +137,7 @@ def test_both_ways_are_measured_in_both_directions(
 def test_measuring_touches_nothing_but_the_pool_and_memory_of_its_own(device: Device, pool: HostPool) -> None:
     """The layout's own addresses are nobody's: a copy there would be refused."""
     blocks = device.empty((BLOCKS, BLOCK_BYTES), "uint8")
-    layout = Layout([DevicePool(blocks.address, BLOCKS, BLOCK_BYTES, "bytes", BLOCK_BYTES)])
+    layout = BlockLayout([DevicePool(blocks.address, BLOCKS, BLOCK_BYTES, "bytes", BLOCK_BYTES)])
     device.fill_words(blocks.address, blocks.nbytes // 4, 7, 0)
     device.synchronize(0)
     measure(device, layout, pool, settings())

@@ -33,7 +33,7 @@ class DevicePool(NamedTuple):
     group: int = 0  # the layer group that the numbers of blocks belong to
 
 
-class Layout:
+class BlockLayout:
     """A slot of the host pool begins with the parts of one block from all pools, one pool behind the other."""
 
     def __init__(self, pools: Sequence[DevicePool]) -> None:
@@ -71,7 +71,7 @@ class Layout:
         return np.repeat(np.array([pool.block_bytes for pool in self.pools], np.uint64), blocks)
 
 
-def require_alike(layouts: Sequence[Layout]) -> None:
+def require_alike(layouts: Sequence[BlockLayout]) -> None:
     """Compare all ranks: a block number that one rank decides on must mean the same on each."""
     for rank, layout in enumerate(layouts):
         if layout.kind != layouts[0].kind:
@@ -110,7 +110,7 @@ SEQUENCES = (list, tuple)  # their union would be made anew for each block that 
 ByGroup: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # at the number of a group, or under it
 
 
-def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -> Layout:
+def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -> BlockLayout:
     """`tokens_max` is that of a request; with None every window counts as sliding."""
     if description.tokens_per_block != tokens_per_block:
         raise LayoutMismatch(
@@ -120,7 +120,7 @@ def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -
     for group in groups:
         for name in WINDOWS:
             require_full_attention(f"layer group {group.layer_group_id}", getattr(group, name, None), tokens_max)
-    return Layout([pool for group in groups for pool in pools_of(group)])
+    return BlockLayout([pool for group in groups for pool in pools_of(group)])
 
 
 def in_order(by_group: ByGroup) -> list[Any]:

@@ -14,7 +14,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool, Mark, Marks, TransferLane
-from trtllm_kvfix.offload.layout import Addresses, DevicePool, Layout, LayoutMismatch
+from trtllm_kvfix.offload.layout import Addresses, BlockLayout, DevicePool, LayoutMismatch
 from trtllm_kvfix.offload.ledger import Ledger, Record
 from trtllm_kvfix.offload.plan import Ended, LoadJob, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
@@ -79,7 +79,7 @@ class Transfers:
     def __init__(
         self,
         device: Device,
-        layout: Layout,
+        layout: BlockLayout,
         pool: HostPool,
         settings: OffloadSettings,
         report: TierReport,
@@ -252,14 +252,14 @@ class Ways(NamedTuple):
 Speeds = dict[tuple[Direction, Way], float]  # bytes a second
 
 
-def choose_ways(device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings) -> Ways:
+def choose_ways(device: Device, layout: BlockLayout, pool: HostPool, settings: OffloadSettings) -> Ways:
     ways = _ways(device, layout, pool, settings)
     counters.offload_stores_by_kernel.put(ways.store == "kernel")
     counters.offload_loads_by_kernel.put(ways.load == "kernel")
     return ways
 
 
-def _ways(device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings) -> Ways:
+def _ways(device: Device, layout: BlockLayout, pool: HostPool, settings: OffloadSettings) -> Ways:
     if settings.copy_by == "dma":
         return Ways("dma", "dma")
     if settings.copy_sms > device.multiprocessors:
@@ -288,7 +288,7 @@ def _ways(device: Device, layout: Layout, pool: HostPool, settings: OffloadSetti
     return ways
 
 
-def why_no_kernel(device: Device, layout: Layout, pool: HostPool) -> str:
+def why_no_kernel(device: Device, layout: BlockLayout, pool: HostPool) -> str:
     """Return the reason why the copy kernel cannot move these blocks. Empty if it can."""
     if not device.has_kernels:
         return f"{device.name} has no kernels: they are built where nvcc is found"
@@ -311,7 +311,7 @@ def faster(speeds: Speeds) -> Ways:
     return Ways(way("store"), way("load"))
 
 
-def measure(device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings) -> Speeds:
+def measure(device: Device, layout: BlockLayout, pool: HostPool, settings: OffloadSettings) -> Speeds:
     """Takes tens of milliseconds. Writes slots of the pool and memory of its own."""
     count = min(max(BYTES_MEASURED // layout.block_bytes, 1), BLOCKS_MEASURED_MAX, pool.slots)
     memory = device.empty((count * layout.block_bytes,), "uint8")
@@ -331,13 +331,13 @@ def measure(device: Device, layout: Layout, pool: HostPool, settings: OffloadSet
 WAYS: tuple[Way, ...] = ("dma", "kernel")
 
 
-def layout_in(address: int, layout: Layout, count: int) -> Layout:
+def layout_in(address: int, layout: BlockLayout, count: int) -> BlockLayout:
     """Pools of `count` blocks like these, one behind the other."""
     pools: list[DevicePool] = []
     for one in layout.pools:
         pools.append(one._replace(address=address, blocks=count, stride=one.block_bytes))
         address += count * one.block_bytes
-    return Layout(pools)
+    return BlockLayout(pools)
 
 
 def _speed(

@@ -12,7 +12,7 @@ from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.batch_patches import PARTIAL_COPIES
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
-from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
+from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
@@ -63,7 +63,7 @@ class OffloadWorker:
         self._make_pool = make_pool
         self._saved_max = saved_max  # how many requests are reported as saved at a time; None: all
         self._report = report or TierReport(rank=ranks.rank)
-        self._layout: Layout | None = None
+        self._layout: BlockLayout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
@@ -78,9 +78,9 @@ class OffloadWorker:
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
         """One tensor for each pool of a cache without layer groups."""
-        self.register_layout(device, lambda: Layout([pool_of(tensor) for tensor in tensors]))
+        self.register_layout(device, lambda: BlockLayout([pool_of(tensor) for tensor in tensors]))
 
-    def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
+    def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
         """Build the host tier for these pools, or check that it was built for equal ones."""
         layouts = agreed(self._at_start, lambda: self._unchanged(describe()))
         layout = layouts[self._at_start.rank]
@@ -199,7 +199,7 @@ class OffloadWorker:
         transfers, self._transfers = self._transfers, None
         return transfers is None or transfers.close(until)
 
-    def _unchanged(self, layout: Layout) -> Layout:
+    def _unchanged(self, layout: BlockLayout) -> BlockLayout:
         if self._transfers is not None and self._layout is not None and layout.pools != self._layout.pools:
             raise LayoutMismatch(f"the host tier was built for {self._layout.pools}, now {layout.pools}")
         return layout

@@ -20,7 +20,7 @@ from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import text_of
-from trtllm_kvfix.offload.layout import Layout
+from trtllm_kvfix.offload.layout import BlockLayout
 from trtllm_kvfix.offload.ledger import JobState, Record
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.remote.arguments import layout_parts
@@ -247,7 +247,7 @@ class RemoteWorker(OffloadWorker):
         self.porter: PorterHandle | None = None
         self.holder: PorterHandle | None = None  # of the segment: nothing that fails in the porter takes it along
 
-    def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
+    def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
         super().register_layout(device, describe)
         if self._identity is None:
             self._report.remote_is("off: the engine's arguments have no name (see the log)")
