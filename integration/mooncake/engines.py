@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from integration.mooncake.nodes import MOONCAKE, SECONDS_MAX, until
 from tests.offload.conftest import BLOCK_BYTES, Bench
-from tests.offload.remote.fake_porter import sealed
+from tests.offload.remote.porter_double import sealed
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device

@@ -10,7 +10,7 @@ from trtllm_kvfix.offload.remote.keys import Era, root_of
 from trtllm_kvfix.offload.transfers import Transfers
 
 from .conftest import MakeRemote
-from .fake_porter import Key
+from .porter_double import Key
 
 ROOT = root_of({"model": "m"})
 
