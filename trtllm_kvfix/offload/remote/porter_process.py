@@ -149,17 +149,38 @@ NICER = 3
 SEALERS, SEALERS_NICER = 4, NICER + 1
 
 
+class EnginePool:
+    """The engine's host pool, which this process has mapped too. A block and its seal are one payload to the store."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._bytes = np.frombuffer(mmap.mmap(spec.pool, spec.slots * spec.slot_bytes), np.uint8)
+        self._slot_bytes = spec.slot_bytes
+        self.payload_bytes = spec.block_bytes + SEAL_BYTES
+        self.seals = Seals(self._bytes, spec.block_bytes, spec.slot_bytes)
+
+    def register_with(self, store: Store) -> None:
+        store.register(self._bytes.ctypes.data, self._bytes.nbytes)
+
+    def addresses(self, slots: Sequence[int]) -> list[int]:
+        first = self._bytes.ctypes.data
+        return [first + slot * self._slot_bytes for slot in slots]
+
+
 class PorterProcess:
+    """Takes an engine's messages, and answers each once the store has done what it asks for."""
+
     def __init__(self, spec: Spec, connection: Connection, store: Store) -> None:
-        self._spec, self._connection, self._store = spec, connection, store
-        self._telling = threading.Lock()
-        self._pool = np.frombuffer(mmap.mmap(spec.pool, spec.slots * spec.slot_bytes), np.uint8)
-        self._seals = Seals(self._pool, spec.block_bytes, spec.slot_bytes)
-        store.register(self._pool.ctypes.data, self._pool.nbytes)
-        self._payload_bytes = spec.block_bytes + SEAL_BYTES
-        # A thread each: two calls of one direction at once take longer than one behind the other.
-        self._looker, self._getter, self._putter = ThreadPoolExecutor(1), nicer_by(NICER), nicer_by(NICER)
-        self._sealer = nicer_by(SEALERS_NICER, SEALERS)
+        self._spec = spec
+        self._connection = connection
+        self._answering = threading.Lock()  # threads answer, and one connection takes one answer at a time
+        self._store = store
+        self._pool = EnginePool(spec)
+        self._pool.register_with(store)
+        # Two calls of one direction at once take longer than one behind the other: each direction has one thread.
+        self._looks = ThreadPoolExecutor(max_workers=1)
+        self._gets = threads(1, nicer_by=NICER)
+        self._puts = threads(1, nicer_by=NICER)
+        self._checksums = threads(SEALERS, nicer_by=SEALERS_NICER)
 
     def run(self) -> None:
         """Runs until the engine closes its end."""
@@ -169,19 +190,19 @@ class PorterProcess:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Look):
-            self._looker.submit(self._look, message)
+            self._looks.submit(self._look, message)
             return
-        job = Job(message.number, len(message.keys), self._tell)
+        whole = MessageBlocks(message.number, len(message.keys), self._tell)
         size = min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
         for batch in slices(0, len(message.keys), size):
             parts = slices(batch.start, batch.stop, part_of(size))
             if isinstance(message, Put):
-                sealed = [self._sealer.submit(self._seal, message, part) for part in parts]
-                self._putter.submit(job.do, batch, self._put, message, sealed)
+                sealed = [self._checksums.submit(self._seal, message, part) for part in parts]
+                self._puts.submit(whole.do, batch, self._put, message, sealed)
             else:
-                got = self._getter.submit(self._get, message, batch)
+                got = self._gets.submit(self._get, message, batch)
                 for part in parts:
-                    self._sealer.submit(job.do, part, self._check, message, batch.start, got)
+                    self._checksums.submit(whole.do, part, self._check, message, batch.start, got)
 
     def _look(self, look: Look) -> None:
         ranks = self._spec.ranks
@@ -195,40 +216,38 @@ class PorterProcess:
         self._tell(Outcomes(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
 
     def _seal(self, put: Put, part: slice) -> None:
-        self._seals.write(put.keys[part], put.slots[part])
+        self._pool.seals.write(put.keys[part], put.slots[part])
 
     def _put(self, batch: slice, put: Put, sealed: Sequence[Future[None]]) -> list[Outcome]:
         for part in sealed:
             part.result()
-        return self._store.put(self._names(put.keys[batch]), self._addresses(put.slots[batch]), self._payload_bytes)
+        addresses = self._pool.addresses(put.slots[batch])
+        return self._store.put(self._names(put.keys[batch]), addresses, self._pool.payload_bytes)
 
     def _get(self, get: Get, batch: slice) -> list[Outcome]:
         slots = get.slots[batch]
-        self._seals.clear(slots)
-        return self._store.get(self._names(get.keys[batch]), self._addresses(slots), self._payload_bytes)
+        self._pool.seals.clear(slots)
+        return self._store.get(self._names(get.keys[batch]), self._pool.addresses(slots), self._pool.payload_bytes)
 
     def _check(self, part: slice, get: Get, first: int, got: Future[list[Outcome]]) -> list[Outcome]:
-        """Check the batch that begins with block `first` of the job."""
+        """Check a part of the batch that begins with block `first` of the message."""
         outcomes = got.result()[part.start - first : part.stop - first]
+        held = self._pool.seals.hold(get.keys[part], get.slots[part])
         return [
             Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
-            for outcome, holds in zip(outcomes, self._seals.hold(get.keys[part], get.slots[part]), strict=True)
+            for outcome, holds in zip(outcomes, held, strict=True)
         ]
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [object_name(key, self._spec.rank, self._spec.ranks) for key in keys]
 
-    def _addresses(self, slots: Sequence[int]) -> list[int]:
-        first, step = self._pool.ctypes.data, self._spec.slot_bytes
-        return [first + slot * step for slot in slots]
-
     def _tell(self, answer: Outcomes) -> None:
-        with self._telling, suppress(OSError):
+        with self._answering, suppress(OSError):
             self._connection.send(answer)
 
 
-class Job:
-    """Blocks of one message; the last of them answers."""
+class MessageBlocks:
+    """The blocks of one message. Whoever does the last of them answers it."""
 
     def __init__(self, number: int, blocks: int, tell: Callable[[Outcomes], None]) -> None:
         self._number, self._tell = number, tell
@@ -263,8 +282,8 @@ def part_of(batch: int) -> int:
     return math.ceil(batch / SEALERS / 3) * 3
 
 
-def nicer_by(increment: int, threads: int = 1) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, initializer=os.nice, initargs=(increment,))
+def threads(count: int, *, nicer_by: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, initializer=os.nice, initargs=(nicer_by,))
 
 
 def address_facing(master: str) -> str:
