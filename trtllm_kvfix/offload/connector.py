@@ -119,7 +119,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         require_our_classes(llm_args)
         require_supported(llm_args)
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
-        settings, ranks = settings_module.load(), ranks_here()
+        settings = settings_module.load()
+        ranks = ranks_here(settings.agreement_timeout_s)
         is_alone = getattr(llm_args, "enable_attention_dp", False)  # it has requests and a scheduler of its own
         self._args = llm_args
         self.cache_manager: Any = None
