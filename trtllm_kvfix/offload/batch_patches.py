@@ -57,11 +57,11 @@ class Room:
         _rooms.add(self)
 
     def is_in(self, manager: Any) -> bool:
-        """Upstream's schedulers know the bound half of it."""
+        """Whether this is the room of that manager. Upstream's schedulers know the bound half of theirs."""
         return self.manager is not None and getattr(self.manager, "impl", None) is manager
 
     def shown(self, active: Sequence[Any]) -> Sequence[Any]:
-        """Those of the active requests that the scheduler may choose from: the same on every rank."""
+        """Return the active requests that the scheduler may choose from. They are the same on every rank."""
         if self._fuse.blown:
             return active
         self._voting.begin()
@@ -82,7 +82,7 @@ class Room:
         return [request for request in active if request.py_request_id not in self._held_back]
 
     def _without_room(self, active: Iterable[Any]) -> list[Any]:
-        """The first of those that wait to start for which nothing is left, and all behind it."""
+        """Return the requests that wait to start, from the first one on for which no room is left."""
         connector = self.manager.kv_connector_manager
         loading, loaded = ids(connector, "loading"), connector.finished_async_loading_requests
         if not loading and not loaded:
@@ -195,7 +195,7 @@ def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stream_behind_copies(kv_cache_manager: Any) -> Any:
-    """The stream of its block manager. None if it has none that we know: V1 and V2 have had one since 1.1."""
+    """Return the stream of its block manager. None if we know of none: V1 and V2 have had one since 1.1."""
     return getattr(kv_cache_manager, "_stream", None)
 
 

@@ -62,7 +62,7 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
     @staticmethod
     def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
-        """Nothing of the remote tier is imported without it."""
+        """Return what makes the scheduler side. Nothing of the remote tier is imported unless it is configured."""
         if settings.remote.kind is None:
             return OffloadScheduler
         scheduler_of: Callable[..., OffloadScheduler] = import_module(REMOTE).scheduler_of
@@ -208,7 +208,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
 
 def give_back(side: OffloadWorker, args_id: int, home: HomeProcess) -> bool:
-    """A child of fork() has neither the threads nor the memory that would be given back."""
+    """Give back what the worker side has. A child of fork() has neither its threads nor its memory."""
     if home.left():
         return True
     unlink(args_id)
@@ -238,7 +238,7 @@ def tokens_max_of(llm_args: Any) -> int | None:
 
 
 def require_our_classes(llm_args: Any) -> None:
-    """Swapped classes would fail much later, with an error that does not mention the configuration."""
+    """Refuse swapped classes, which would fail much later, with an error that does not mention the configuration."""
     config = getattr(llm_args, "kv_connector_config", None)
     if getattr(config, "connector_module", None) not in (PACKAGE, __name__):
         return
@@ -272,7 +272,7 @@ def require_supported(llm_args: Any) -> None:
 
 
 def require_one_pool(llm_args: Any) -> None:
-    """For a cache of one tensor: refuse layouts that keep a part of each block elsewhere, where it is not saved."""
+    """Refuse a cache that registers one tensor and keeps a part of each block elsewhere, where it is not saved."""
     dtype = str(getattr(llm_args.kv_cache_config, "dtype", "auto")).lower()
     if dtype == "nvfp4":
         raise SettingsError(
@@ -287,7 +287,7 @@ def require_one_pool(llm_args: Any) -> None:
 
 
 def refuse_second_host_tier(llm_args: Any) -> None:
-    """Upstream's own host tier moves blocks between slots, but connectors get only the numbers of blocks."""
+    """Refuse upstream's own host tier. It moves blocks between slots, but connectors get only the numbers of blocks."""
     host_cache_size = getattr(llm_args.kv_cache_config, "host_cache_size", None)
     if host_cache_size:
         raise SettingsError(

@@ -85,7 +85,7 @@ class KeptBlocks:
         return True
 
     def waits_instead(self, request: Any) -> bool:
-        """After a fault: wait for this rank's transfers. True if none uses the request's blocks, or ever will."""
+        """Wait, after a fault, for this rank's transfers. True if none uses the request's blocks, or ever will."""
         try:
             self._transfers.end_transfers_here(request.py_request_id)
         except KvfixError:
@@ -196,8 +196,8 @@ def keeper(connector: Any) -> KeptBlocks | None:
 
 
 def keepers_of(resource_manager: Any) -> list[KeptBlocks]:
-    """After a fault: the keeper of this engine, or all that there are if it cannot be found. Another engine's request
-    may have the same id."""
+    """Return the keeper of this engine, after a fault all that there are if it cannot be found. Another engine's
+    request may have the same id."""
     try:
         found = keeper(manager_with_connector(resource_manager).kv_connector_manager)
     except Exception:

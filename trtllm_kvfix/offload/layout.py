@@ -111,7 +111,7 @@ ByGroup: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # at the number of a gro
 
 
 def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -> BlockLayout:
-    """`tokens_max` is that of a request; with None every window counts as sliding."""
+    """Read upstream's description. A request has up to `tokens_max` tokens; if None, every window slides."""
     if description.tokens_per_block != tokens_per_block:
         raise LayoutMismatch(
             f"the cache has blocks of {description.tokens_per_block} tokens, the configuration says {tokens_per_block}"

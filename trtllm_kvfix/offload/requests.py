@@ -117,7 +117,7 @@ class LiveRequest:
         return min(min(self.computed, known) // self.index.tokens_per_block, self.allocated)
 
     def index_blocks(self, blocks: int) -> None:
-        """The index has at least these from now on."""
+        """Move so many blocks from the tail to the index, unless it has them already."""
         more = blocks * self.index.tokens_per_block - self.indexed
         if more > 0:
             self.index.extend(self.sequence, self.tail[:more])
@@ -149,7 +149,7 @@ class LiveRequest:
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
     def claim(self, end: int) -> TierClaim | None:
-        """Slots for those of its first `end` blocks that the host tier lacks. None if another job fills one of them."""
+        """Claim slots for its first `end` blocks, as far as the host tier lacks them. None if another job fills one."""
         self.index_blocks(end)
         return self.index.claim(self.sequence, end, known=self.had, priorities=self.priorities_until(end))
 
@@ -177,13 +177,13 @@ class LiveRequest:
             self.load.is_outdated = True
 
     def close(self) -> None:
-        """Nothing more will be looked for or stored."""
+        """End the request: nothing more will be looked for or stored."""
         self.let_go_of_load()
         self.is_over = True
         self._close_unused()
 
     def hold(self) -> None:
-        """The sequence stays until as many have let it go."""
+        """Keep the sequence until whoever holds it has let it go."""
         self.users += 1
 
     def let_go(self) -> None:
@@ -274,7 +274,7 @@ class Loads:
             self.plan(LoadJob(number, request_id, (), (), 0), PendingLoad([], 0, 0, 0, job=number))
 
     def let_go_of_promise(self, live: LiveRequest) -> None:
-        """The request has ended, or begins again. What is on its way to it stays until it has arrived."""
+        """Let go, as the request has ended or begins again. What is on its way to it stays until it has arrived."""
         if live.load is not None and live.load.job is None:
             self.reservations.forget(live.load)
             live.let_go_of_load()
@@ -291,7 +291,7 @@ class Loads:
             self._ledger.take_back(job)
 
     def outdate(self) -> None:
-        """The weights have changed. What is on its way, or has not been heard of by all ranks, is worth nothing."""
+        """Note that the weights have changed. What is on its way, or unknown to some rank, is worth nothing."""
         for record in self._ledger.of(LoadJob):
             if record.job.slots and record.written is not JobState.ENDED_EVERYWHERE:
                 self._ledger.outdate(record.number)
@@ -353,8 +353,8 @@ class Reservations:
         return None
 
     def accept(self, accepted: Any) -> tuple[LoadJob, PendingLoad] | None:
-        """The load that a report names, or nothing if it was reported before. If the promise ended with its request,
-        the load brings nothing: upstream waits for its end."""
+        """Return the load that a report names, or nothing if it was reported before. If the promise ended with its
+        request, the load brings nothing: upstream waits for its end."""
         if self._ledger.load_of(accepted.reservation_id) is not None:
             return None
         live = self._promised.pop(accepted.reservation_id, None)
@@ -370,7 +370,7 @@ class Reservations:
         return job, load
 
     def forget(self, load: PendingLoad) -> None:
-        """Its request has ended, or begins again, before upstream has accepted it."""
+        """Forget a promise whose request has ended, or begins again, before upstream has accepted it."""
         if load.reservation is not None:
             self._promised.pop(load.reservation, None)
 

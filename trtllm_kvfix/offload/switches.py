@@ -84,7 +84,7 @@ class Switches:
 
 
 def content_of(file: Path) -> str:
-    """The text of a file of this user, or of root."""
+    """Return the text of a file that belongs to this user, or to root."""
     with opened(file) as stream:
         found = os.fstat(stream.fileno())
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
@@ -112,7 +112,7 @@ def parsed(text: str) -> Any:
 
 
 def nesting_of(text: str) -> int:
-    """Mappings and lists, up to two of them: what holds many in one another takes seconds to read."""
+    """Count mappings and lists, up to two: a file that nests many of them takes seconds to read."""
     events = yaml.parse(text, yaml.SafeLoader)
     return len(list(islice((one for one in events if isinstance(one, yaml.CollectionStartEvent)), 2)))
 

@@ -41,7 +41,7 @@ class TierReport:
         self.pinned(pinned)
 
     def pinned(self, count: int) -> None:
-        """The number of bytes that are registered with the device now."""
+        """Note how many bytes are registered with the device now."""
         self.pinned_bytes = count
         counters.offload_pinned_bytes.put(count)
         self._write()
@@ -52,7 +52,7 @@ class TierReport:
             self._write()
 
     def failed(self, error: str) -> None:
-        """A transfer failed on this rank. All ranks together decide what becomes of it."""
+        """Note that a transfer failed on this rank. All ranks together decide what becomes of it."""
         self.transfers_failed += 1
         self.first_error = self.first_error or error
         counters.offload_rank_errors.add()

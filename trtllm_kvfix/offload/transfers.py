@@ -312,7 +312,7 @@ def faster(speeds: Speeds) -> Ways:
 
 
 def measure(device: Device, layout: BlockLayout, pool: HostPool, settings: OffloadSettings) -> Speeds:
-    """Takes tens of milliseconds. Writes slots of the pool and memory of its own."""
+    """Measure both ways. This takes tens of milliseconds, and writes slots of the pool and memory of its own."""
     count = min(max(BYTES_MEASURED // layout.block_bytes, 1), BLOCKS_MEASURED_MAX, pool.slots)
     memory = device.empty((count * layout.block_bytes,), "uint8")
     random = np.random.default_rng(0)

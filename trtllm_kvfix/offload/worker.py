@@ -77,7 +77,7 @@ class OffloadWorker:
         watch(self)
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
-        """One tensor for each pool of a cache without layer groups."""
+        """Register a cache without layer groups: one tensor for each pool."""
         self.register_layout(device, lambda: BlockLayout([pool_of(tensor) for tensor in tensors]))
 
     def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
@@ -102,7 +102,7 @@ class OffloadWorker:
         self._layout = layout
 
     def bind(self, step: Step | None) -> None:
-        """Receive a step. Another may follow before it can begin; none is lost."""
+        """Receive a step. Another may follow before this one can begin, and no step is lost."""
         if not step:
             return
         for job in step.transfers():
@@ -125,7 +125,7 @@ class OffloadWorker:
     def finished(
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
     ) -> tuple[list[int], list[int]]:
-        """Requests whose blocks are no longer in use, and requests whose load is over, on all ranks."""
+        """Return the requests whose blocks are no longer in use, and those whose load is over, on all ranks."""
         for request_id in finished_request_ids:
             self._saving[request_id] = False
         for request_id in loading_request_ids:
@@ -141,7 +141,7 @@ class OffloadWorker:
         return self._take_saved(), self._take_loaded()
 
     def take_reserved(self) -> list[int]:
-        """Reservations whose loads are over, on all ranks."""
+        """Return the reservations whose loads are over, on all ranks."""
         over, self._reserved_over = self._reserved_over, []
         return over
 
@@ -187,7 +187,7 @@ class OffloadWorker:
             record.is_awaited = False
 
     def _refuse(self, transfers: Transfers, records: Iterable[Record]) -> None:
-        """The jobs that were received and have not begun."""
+        """Refuse the jobs that were received and have not begun."""
         waiting = [record.job for record in records if self._ledger.is_waiting(record)]
         transfers.refuse([job for job in waiting if isinstance(job, LoadJob | StoreJob)], OVER, no_room=True)
 

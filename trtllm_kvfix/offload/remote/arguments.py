@@ -118,7 +118,7 @@ def spelled_items(value: Any, at: str) -> str:
 
 
 def spelled_object(value: Any, at: str) -> str:
-    """One of upstream's own says with its class what it does, as long as it has been given nothing of others."""
+    """Spell an object. One of upstream's says by its class what it does, unless it was given an object of others."""
     kind = type(value)
     if hasattr(kind, "model_fields") or is_dataclass(value):
         parts = [f"{name}={spelled(each, f'{at}.{name}')}" for name, each in members(value)]
@@ -180,7 +180,7 @@ def digest_of_checkpoint(model: Any) -> str:
 
 
 def found_in(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Weights and configuration; nothing where one of them is a file of its own."""
+    """Return weights and configuration with their digests; nothing if one of them is a plain file."""
     files = [file for kind in (*WEIGHTS, "*.json") for file in folder.glob(kind)] if folder.is_dir() else []
     digests = [file.resolve().name for file in files]
     if all(file.is_symlink() and is_digest(digest) for file, digest in zip(files, digests, strict=True)):

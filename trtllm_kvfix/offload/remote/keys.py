@@ -18,7 +18,7 @@ KEY_BYTES = hashlib.sha256().digest_size
 
 
 def root_of(parts: Mapping[str, str]) -> bytes:
-    """Every part counts, and none can be taken for another."""
+    """Return the root of all names. Every part counts, and none can be taken for another."""
     spelled = [FORMAT, *(text for name in sorted(parts) for text in (name, parts[name]))]
     return _digest(*(text.encode() for text in spelled))
 

@@ -66,7 +66,7 @@ class PorterHandle:
 
     @property
     def process_id(self) -> int | None:
-        """None where there is none now."""
+        """The porter's process id. None if there is no porter now."""
         process = self._process
         return process.pid if process is not None else None
 
@@ -95,7 +95,7 @@ class PorterHandle:
         return self._send(Get(job, keys, slots))
 
     def end_if_stuck(self) -> None:
-        """A call of the store that has no end would keep all that come behind it."""
+        """Kill a porter whose call of the store does not end: it would hold up all that come after it."""
         late = monotonic() - self._timeout_s
         with self._lock:
             is_late = any(since < late for _, since in self._asked.values())
@@ -142,7 +142,7 @@ class PorterHandle:
             self._lost()
 
     def _live_once(self) -> None:
-        """Start a process, hear it out, and see to it that it is gone."""
+        """Start a process, take what it says until it ends, and make sure that it is gone."""
         ours, theirs = socket.socketpair()
         connection, outbox = Connection(ours.detach()), queue.SimpleQueue[Message | None]()
         process = self._started(theirs)
@@ -197,7 +197,7 @@ class PorterHandle:
             log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
 
     def _lost(self) -> None:
-        """The process is gone."""
+        """Answer all that the process was asked: it is gone."""
         with self._lock:
             asked, self._asked = self._asked, {}
             if self.is_up:
@@ -211,7 +211,7 @@ class PorterHandle:
 
 
 def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
-    """In a thread of its own: a process that does not read fills the socket."""
+    """Send what is in the outbox. It has a thread of its own: a process that does not read fills the socket."""
     with suppress(OSError):
         while (message := outbox.get()) is not None:
             connection.send(message)
@@ -288,7 +288,7 @@ class RemoteWorker(OffloadWorker):
         return super().finished(finished_request_ids, loading_request_ids)
 
     def _close(self, until: float) -> bool:
-        """The porter comes before the holder: the pool depends on it."""
+        """Close the porter before the holder, because the pool depends on it."""
         if self.porter is not None and not self.porter.close(left_until(until)) and self._pool is not None:
             self._pool.abandon()  # it may still be written
         if self.holder is not None:
@@ -309,7 +309,7 @@ class RemoteWorker(OffloadWorker):
             loading.job, loading.is_over = None, False
 
     def _put_next(self) -> None:
-        """One at a time: fetches come before them."""
+        """Begin the next put. There is one at a time, because fetches come first."""
         if self._putting is not None and self._putting.written is JobState.QUEUED:
             return
         self._putting = None
