@@ -39,8 +39,8 @@ from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Spec
-from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
 from trtllm_kvfix.offload.remote.porter_process import NICER
+from trtllm_kvfix.offload.remote.worker import PorterHandle
 
 Way = Callable[[str, int], tuple[float, float]]
 MIB = 1 << 20

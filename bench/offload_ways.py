@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.native import Device, DeviceArray, HostPool, Marks, TransferLane
-from trtllm_kvfix.offload.crossover import choose_ways
-from trtllm_kvfix.offload.layout import DevicePool, Layout
+from trtllm_kvfix.offload.layout import BlockLayout, DevicePool
+from trtllm_kvfix.offload.transfers import choose_ways
 from trtllm_kvfix.offload_section import OffloadSettings
 
 TOTAL_BYTES = 512 << 20
@@ -221,7 +221,7 @@ class ChosenLanes(Lanes):
 
     def __init__(self, work: Work, direction: str) -> None:
         size = work.block_bytes
-        layout = Layout([DevicePool(work.blocks.address, len(work.gpu), size, "words", size)])
+        layout = BlockLayout([DevicePool(work.blocks.address, len(work.gpu), size, "words", size)])
         settings = OffloadSettings(host_bytes=CHOOSING_BYTES)
         empty = HostPool(work.device, host_bytes=CHOOSING_BYTES, block_bytes=size)
         ways = choose_ways(work.device, layout, empty, settings)

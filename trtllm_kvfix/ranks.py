@@ -1,13 +1,12 @@
 """How the ranks of one engine talk.
 
 Messages go from rank to rank, each kind with a tag of its own (`Channel`). A collective call would not do: a rank
-without the hook would join it with one of upstream's collectives, or never. Whoever waits for a message waits for a
-time, and a rank that stays silent is named (`RankSilent`).
+without the hook would join it with one of upstream's collectives, or never, and the others would wait without a limit.
+Whoever waits for a message waits for a time, and a rank that stays silent is named (`RankSilent`).
 
-The two sides of the offload connector are the exception. Upstream calls them on every rank at the same points, and
-makes a collective call right after. There `Ranks.gather` is one of upstream's, and waits for nobody for whom upstream
-would not wait. Work of one rank that may fail lies inside `agreed` or `together`: a rank that raised between two
-meetings would leave the others waiting in the next one until the engine is killed.
+Where upstream calls all ranks at the same points, they meet (`Ranks.gather`). Work of one rank that may fail lies
+inside `agreed` or `together`, so that the others learn the reason. A rank that raised between two meetings would leave
+them waiting in the next one, until their time is over.
 """
 
 import secrets
@@ -15,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ T = TypeVar("T")
 PATIENCE_S = 30.0
 # A message that is about to come is found at once; a wait that has lasted long may last a little longer.
 PAUSE_MIN_S, PAUSE_MAX_S, PAUSES_PER_WAIT = 0.00002, 0.002, 64
+STANDSTILL_S_MAX = 1.0
 
 
 class Tag(IntEnum):
@@ -39,6 +40,7 @@ class Tag(IntEnum):
     ROOM = 27522
     BOOKS = 27530  # digests of the native manager's books (managers/comparison.py)
     TIME = 27531  # rank 0's clock (managers/clock.py)
+    MEETING = 27540  # what each rank gives to `gather`
 
 
 class RanksDiffer(KvfixError):
@@ -53,6 +55,12 @@ class RankFailed(KvfixError):
     """Another rank could not do its part."""
 
 
+class Sending(Protocol):
+    """The part of mpi4py's request that we use."""
+
+    def test(self) -> tuple[bool, Any]: ...
+
+
 class Communicator(Protocol):
     """The part of mpi4py's communicator that we use."""
 
@@ -60,6 +68,7 @@ class Communicator(Protocol):
     def Get_size(self) -> int: ...  # noqa: N802
     def Iprobe(self, source: int, tag: int) -> bool: ...  # noqa: N802
     def send(self, obj: Any, dest: int, tag: int) -> None: ...
+    def isend(self, obj: Any, dest: int, tag: int) -> Sending: ...
     def recv(self, *, source: int, tag: int) -> Any: ...
 
 
@@ -88,15 +97,32 @@ def named(ranks: Sequence[int]) -> str:
 
 
 class Patience:
-    """So many seconds from now, for one message or for all that are awaited."""
+    """So many seconds from now, for one message or for all that are awaited.
+
+    Whoever waits looks every few milliseconds. If it could not, because its machine or its container stood still, the
+    others may have stood still as well. So the time between two looks counts for a second at most.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
-        self._begin = time.monotonic()
+        self._waited_s = 0.0
+        self._looked = time.monotonic()
 
     @property
     def waited_s(self) -> float:
-        return time.monotonic() - self._begin
+        before, self._looked = self._looked, time.monotonic()
+        self._waited_s += min(self._looked - before, STANDSTILL_S_MAX)
+        return self._waited_s
+
+    def wait(self, has_come: Callable[[], bool]) -> bool:
+        """Return whether it has come before the time is over."""
+        begin_s = self.waited_s
+        while not has_come():
+            now_s = self.waited_s
+            if now_s > self.patience_s:
+                return False
+            time.sleep(min(max((now_s - begin_s) / PAUSES_PER_WAIT, PAUSE_MIN_S), PAUSE_MAX_S))
+        return True
 
 
 class Channel:
@@ -121,6 +147,10 @@ class Channel:
         for rank in self.others:
             self.send(rank, message)
 
+    def begin_to_send(self, rank: int, message: object) -> Sending:
+        """`send` may wait for the receiver, if the message is large. This returns at once."""
+        return self._comm.isend(message, dest=rank, tag=self._tag)
+
     def arrived(self, rank: int) -> list[Any]:
         """The messages that are there, without a wait."""
         found = []
@@ -130,12 +160,8 @@ class Channel:
 
     def wait(self, rank: int, patience: Patience) -> None:
         """Return when a message of this rank is there. Raise RankSilent when the time is over."""
-        begin_s = patience.waited_s
-        while not self._comm.Iprobe(source=rank, tag=self._tag):
-            now_s = patience.waited_s
-            if now_s > patience.patience_s:
-                raise RankSilent(f"rank {rank} {self._duty} within {patience.patience_s:g} s")
-            time.sleep(min(max((now_s - begin_s) / PAUSES_PER_WAIT, PAUSE_MIN_S), PAUSE_MAX_S))
+        if not patience.wait(lambda: self._comm.Iprobe(source=rank, tag=self._tag)):
+            raise RankSilent(f"rank {rank} {self._duty} within {patience.patience_s:g} s")
 
     def receive(self, rank: int, patience: Patience) -> Any:
         self.wait(rank, patience)
@@ -169,13 +195,44 @@ class OneRank:
 
 
 class MpiRanks:
-    """Through upstream's own communicator, as its connector manager does right after."""
+    """The ranks of upstream's communicator. Each gives its value to all others, and waits for theirs.
 
-    def __init__(self, rank: int, size: int, allgather: Callable[[Any], list[Any]]) -> None:
-        self.rank, self.size, self._allgather = rank, size, allgather
+    A rank that has waited in vain meets nobody again: what the others gave late would be taken for the next meeting's.
+    """
+
+    def __init__(self, comm: Communicator, patience_s: float) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._channel = Channel(comm, Tag.MEETING, "did not come to a meeting of all")
+        self._patience_s = patience_s
+        self._silent: list[int] = []
+        self._sending: dict[int, Sending] = {}  # kept: MPI reads the value until its receiver has all of it
 
     def gather(self, value: T) -> list[T]:
-        return self._allgather(value)
+        if self._silent:
+            raise self._no_answer()
+        patience, others = Patience(self._patience_s), self._channel.others
+        self._sending = {rank: self._channel.begin_to_send(rank, value) for rank in others}
+        given = {self.rank: value}
+        for rank in others:
+            try:
+                given[rank] = self._channel.receive(rank, patience)
+            except RankSilent:
+                self._silent.append(rank)
+        if not self._silent:
+            self._silent = [rank for rank in others if not patience.wait(partial(self._has_sent, rank))]
+        if self._silent:
+            raise self._no_answer()
+        return [given[rank] for rank in range(self.size)]
+
+    def _has_sent(self, rank: int) -> bool:
+        return self._sending[rank].test()[0]
+
+    def _no_answer(self) -> RankSilent:
+        return RankSilent(
+            f"{named(self._silent)} of {self.size} did not answer within {self._patience_s:g} s "
+            "(kvfix.agreement_timeout_s); usual causes: the process has ended or hangs, which its own log shows, or it "
+            "is slower to start than that: then raise the setting"
+        )
 
 
 class PartResult(NamedTuple):
@@ -216,7 +273,8 @@ def agreed_seed(ranks: Ranks) -> int:
     return ranks.gather(secrets.randbits(128) if ranks.rank == 0 else 0)[0]
 
 
-def ranks_here() -> Ranks:
+def ranks_here(patience_s: float) -> Ranks:
+    """Upstream's ranks, each of which waits so long for the others whenever they meet."""
     try:
         utils = import_module("tensorrt_llm._utils")
     except ImportError:
@@ -224,9 +282,7 @@ def ranks_here() -> Ranks:
     size = int(getattr(utils, "mpi_world_size", lambda: 1)())
     if size == 1:
         return OneRank()
-    allgather = getattr(utils, "mpi_allgather", None)
-    if allgather is None:
-        raise KvfixError(
-            f"{size} ranks, and this TensorRT-LLM has no mpi_allgather: they could not agree on a transfer"
-        )
-    return MpiRanks(int(utils.mpi_rank()), size, allgather)
+    comm = communicator()
+    if comm is None or comm.Get_size() != size:
+        raise KvfixError(f"{size} ranks, and MPI does not join them: they could not agree on a transfer")
+    return MpiRanks(comm, patience_s)

@@ -132,7 +132,7 @@ class Settings(Section):
     metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)
     """Prometheus port of rank 0; rank r listens on this + r. None: no metrics are served."""
     agreement_timeout_s: float = Field(default=120, gt=0)
-    """Longest wait of a rank for the attestations of the others before an engine starts."""
+    """Longest wait of a rank for the others: before an engine starts, and when ranks of the offload connector meet."""
     runtime_dir: str | None = None
     """Folder for attestations. None: a folder of this user below the temporary one."""
     replay: ReplaySettings = ReplaySettings()

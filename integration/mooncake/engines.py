@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from integration.mooncake.nodes import MOONCAKE, SECONDS_MAX, until
 from tests.offload.conftest import BLOCK_BYTES, Bench
-from tests.offload.remote.fake_porter import sealed
+from tests.offload.remote.porter_double import sealed
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
@@ -26,7 +26,7 @@ class Served(NamedTuple):
     reads: int
 
 
-class Part:
+class EngineCommands:
     """The engine's part, in its own process. Each method is a command."""
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class Part:
 
 def main(pipe: Connection, environ: dict[str, str]) -> None:
     os.environ.update(environ)
-    part = Part()
+    commands = EngineCommands()
     while True:
         name, args = pipe.recv()
         try:
-            pipe.send((getattr(part, name)(*args), ""))
+            pipe.send((getattr(commands, name)(*args), ""))
         except Exception:
             pipe.send((None, traceback.format_exc()))
         if name == "close":

@@ -9,7 +9,7 @@ from integration.mooncake.nodes import Master, Node, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Spec
-from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
+from trtllm_kvfix.offload.remote.worker import PorterHandle
 
 BLOCK_BYTES, BLOCKS = 2048, 4096  # more than the store's client takes at once
 TIMEOUT_S = 60.0

@@ -17,7 +17,8 @@ from tests.offload.executor import own_pool
 from tests.offload.rank_checks import CHECKS
 from tests.offload.rank_scenarios import SCENARIOS, Here, bench_of, conversation
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.ranks import MpiRanks, ranks_here
+from trtllm_kvfix.ranks import MpiRanks, RankSilent, ranks_here
+from trtllm_kvfix.settings import load
 
 
 def report(here: Here) -> None:
@@ -28,7 +29,19 @@ def report(here: Here) -> None:
 
 
 def die(here: Here) -> None:
-    """The chosen rank is killed while the others wait for what it says of its transfers."""
+    signalled(here, signal.SIGKILL)
+
+
+def stop(here: Here) -> None:
+    try:
+        signalled(here, signal.SIGSTOP)
+    except RankSilent as error:
+        print(error, file=sys.stderr)  # noqa: T201  what the test reads
+        MPI.COMM_WORLD.Abort(1)  # without it, the end of this process would wait for the rank that stands still
+
+
+def signalled(here: Here, what: signal.Signals) -> None:
+    """The chosen rank gets the signal while the others wait for what it says of its transfers."""
     Path(f"rank{here.ranks.rank}.pid").write_text(str(os.getpid()))
     with bench_of(here) as bench:
         bench.executor.submit(conversation(1))
@@ -36,11 +49,11 @@ def die(here: Here) -> None:
         here.ranks.gather(None)  # each has written its file
         if here.is_chosen:
             side: Any = bench.worker.side
-            side._ended_here = partial(os.kill, os.getpid(), signal.SIGKILL)
+            side._ended_here = partial(os.kill, os.getpid(), what)
         bench.executor.run()
 
 
 if __name__ == "__main__":
-    ranks = ranks_here()
+    ranks = ranks_here(load().agreement_timeout_s)
     assert isinstance(ranks, MpiRanks) and ranks.size == MPI.COMM_WORLD.size
-    {"report": report, "die": die}[sys.argv[1]](Here(ranks, open_device("cpu", ranks.rank), own_pool))
+    {"report": report, "die": die, "stop": stop}[sys.argv[1]](Here(ranks, open_device("cpu", ranks.rank), own_pool))

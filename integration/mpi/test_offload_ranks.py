@@ -19,8 +19,8 @@ from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
 
 
-def mpirun(ranks: int, task: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environ = environment(STANDIN, STANDIN_VARIANT="D", **OPEN_MPI)
+def mpirun(ranks: int, task: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = environment(STANDIN, STANDIN_VARIANT="D", **OPEN_MPI, **variables)
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")
     return subprocess.run(
         ["mpirun", "-n", str(ranks), sys.executable, "-m", "integration.mpi.offload_rank", task],
@@ -56,10 +56,16 @@ def test_ranks_agree(scenario: str, reports: dict[str, Reports]) -> None:
 
 
 def test_a_rank_that_dies_takes_the_others_with_it(tmp_path: Path) -> None:
-    """They wait in a collective call without a limit; it is MPI's launcher that ends them, and says who died."""
+    """Before their wait for it is over, MPI's launcher ends them, and says who died."""
     ranks = 4
     done = mpirun(ranks, "die", tmp_path)
     assert done.returncode != 0
     assert f"rank {CHOSEN} " in done.stderr and "signal 9 (Killed)" in done.stderr, done.stderr
     pids = [int((tmp_path / f"rank{rank}.pid").read_text()) for rank in range(ranks)]
     assert all(ends(pid) for pid in pids)
+
+
+def test_a_rank_that_stands_still_is_named_by_the_others(tmp_path: Path) -> None:
+    done = mpirun(4, "stop", tmp_path, TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S="15")
+    assert done.returncode != 0
+    assert f"rank {CHOSEN} of 4 did not answer within 15 s" in done.stderr, done.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
-from trtllm_kvfix.offload.recompute import asking_the_worker
+from trtllm_kvfix.offload.ending_patches import computing_failed_loads
 from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.staging.place import on_stream
 
@@ -18,7 +18,7 @@ from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
 from .upstream_double import ConnectorManager, Request, State
 
 BLOCK_BYTES = 4 * BLOCK_WORDS
-ConnectorManager.get_finished = asking_the_worker(ConnectorManager.get_finished)  # type: ignore[method-assign,assignment]
+ConnectorManager.get_finished = computing_failed_loads(ConnectorManager.get_finished)  # type: ignore[method-assign,assignment]
 
 
 def llm_args() -> Any:

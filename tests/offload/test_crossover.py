@@ -9,10 +9,9 @@ import pytest
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool, fail_operation, open_device
-from trtllm_kvfix.offload import crossover
-from trtllm_kvfix.offload.crossover import Ways, choose_ways, faster, measure
-from trtllm_kvfix.offload.lanes import make_lane
-from trtllm_kvfix.offload.layout import DevicePool, Layout
+from trtllm_kvfix.offload import transfers
+from trtllm_kvfix.offload.layout import BlockLayout, DevicePool
+from trtllm_kvfix.offload.transfers import Ways, choose_ways, faster, make_lane, measure
 from trtllm_kvfix.offload_section import OffloadSettings
 
 from .conftest import MakeBench, serve_alone
@@ -41,7 +40,7 @@ def device() -> Device:
 @pytest.fixture
 def real(device: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The device, as if it had a speed to measure."""
-    monkeypatch.setattr(crossover, "make_lane", lambda _, *arguments: make_lane(device, *arguments))
+    monkeypatch.setattr(transfers, "make_lane", lambda _, *arguments: make_lane(device, *arguments))
     return Without(device, simulated=False)
 
 
@@ -50,8 +49,8 @@ def pool(device: Device) -> HostPool:
     return HostPool(device, host_bytes=BLOCKS * BLOCK_BYTES, block_bytes=BLOCK_BYTES)
 
 
-def layout_of(*block_bytes: int, stride: int | None = None) -> Layout:
-    return Layout(
+def layout_of(*block_bytes: int, stride: int | None = None) -> BlockLayout:
+    return BlockLayout(
         [DevicePool(1 << 20, 8, size, "words", stride or size, number) for number, size in enumerate(block_bytes)]
     )
 
@@ -91,7 +90,7 @@ def test_what_no_kernel_can_move_is_refused_or_goes_by_dma(
     device: Device,
     pool: HostPool,
     differences: dict[str, Any],
-    layout: Layout,
+    layout: BlockLayout,
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -111,7 +110,7 @@ def test_a_pool_that_kernels_find_elsewhere_goes_by_dma(device: Device, pool: Ho
 
 
 def test_a_simulated_device_is_not_measured(device: Device, pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossover, "measure", None)
+    monkeypatch.setattr(transfers, "measure", None)
     assert choose_ways(device, LAYOUT, pool, settings()) == Ways("dma", "dma")
 
 
@@ -138,7 +137,7 @@ def test_both_ways_are_measured_in_both_directions(
 def test_measuring_touches_nothing_but_the_pool_and_memory_of_its_own(device: Device, pool: HostPool) -> None:
     """The layout's own addresses are nobody's: a copy there would be refused."""
     blocks = device.empty((BLOCKS, BLOCK_BYTES), "uint8")
-    layout = Layout([DevicePool(blocks.address, BLOCKS, BLOCK_BYTES, "bytes", BLOCK_BYTES)])
+    layout = BlockLayout([DevicePool(blocks.address, BLOCKS, BLOCK_BYTES, "bytes", BLOCK_BYTES)])
     device.fill_words(blocks.address, blocks.nbytes // 4, 7, 0)
     device.synchronize(0)
     measure(device, layout, pool, settings())

@@ -8,8 +8,8 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
-from trtllm_kvfix.offload.directions import FAILED_IN_A_ROW_MAX
 from trtllm_kvfix.offload.plan import StoreJob
+from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
 from .ends import jobs

@@ -11,8 +11,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadWorker
-from trtllm_kvfix.offload.layer_groups import blocks_by_group, layout_of
-from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of
+from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, blocks_by_group, layout_of, pool_of
 from trtllm_kvfix.staging.place import on_stream
 
 from .conftest import Bench, MakeBench, llm_args, serve_alone
@@ -210,9 +209,9 @@ def test_blocks_of_too_few_groups_are_not_addressed(grouped: Bench) -> None:
 def test_a_cache_without_pools_and_blocks_that_overlap_are_refused() -> None:
     pool = pool_of(open_device("cpu").empty((4, 8), "uint32"))
     with pytest.raises(LayoutMismatch, match="there is no pool"):
-        Layout([])
+        BlockLayout([])
     with pytest.raises(LayoutMismatch, match="4 blocks of 32 bytes, 31 apart"):
-        Layout([pool._replace(stride=31)])
+        BlockLayout([pool._replace(stride=31)])
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import trtllm_kvfix.machine
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import DeviceError, HostPool, open_device
 from trtllm_kvfix.offload.connector import refuse_second_host_tier
-from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.limits import require_room
+from trtllm_kvfix.offload.host_tier import HostTierMaker, require_room
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.ranks import OneRank
 from trtllm_kvfix.settings import load

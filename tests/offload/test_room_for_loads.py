@@ -7,7 +7,7 @@ import pytest
 
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.room_for_loads import FUSE, Room
+from trtllm_kvfix.offload.batch_patches import ROOM_FOR_LOADS, Room
 from trtllm_kvfix.overlay import fuse
 
 from .stand_in import OffloadServer, offloading
@@ -75,7 +75,7 @@ def test_requests_come_back_from_their_loads_and_go_on(variant: str, monkeypatch
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
         come_back_together(server, monkeypatch, look)
         server.close()
-        assert server.contents.corrupt == [] and fuse.of(FUSE).faults == 0
+        assert server.contents.corrupt == [] and fuse.of(ROOM_FOR_LOADS).faults == 0
     assert parked == [[LONG]], "nobody takes the room that it needs"
     assert counters.offload_held_back_requests.value == held_back + 2
     assert counters.offload_loaded_blocks.value == loaded + 6
@@ -104,5 +104,5 @@ def test_a_fault_of_ours_leaves_upstreams_choice(variant: str, monkeypatch: pyte
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
         with pytest.raises(NobodyGoesOn):
             come_back_together(server, monkeypatch)
-        assert fuse.of(FUSE).first_error == "LookupError: injected"
+        assert fuse.of(ROOM_FOR_LOADS).first_error == "LookupError: injected"
         server.executor.event_loop_error = None

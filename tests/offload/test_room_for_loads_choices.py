@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.room_for_loads import (
-    FUSE,
+from trtllm_kvfix.offload.batch_patches import (
+    ROOM_FOR_LOADS,
     V2_PLACE,
     Room,
     choosing_from_shown,
-    replacements,
+    room_replacements,
     warn_where_nobody_gives_way,
 )
 from trtllm_kvfix.overlay.fix import Seam
@@ -71,7 +71,7 @@ def manager(free: int, *, loading: Iterable[int] = (), loaded: Iterable[int] = (
 
 
 def room_of(cache_manager: Any, comm: RankComm | None = None, patience_s: float = 30.0) -> Room:
-    fuse = Fuse(FUSE)
+    fuse = Fuse(ROOM_FOR_LOADS)
     made = Room(fuse, Voting(fuse, Tag.ROOM, find=lambda: comm, patience_s=patience_s))
     made.manager = cache_manager
     return made
@@ -146,10 +146,10 @@ def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, cap
     module: Any = ModuleType(SCHEDULER)
     module.BindCapacityScheduler, module.PyCapacityScheduler = Compiled, Plain
     monkeypatch.setitem(sys.modules, SCHEDULER, module)
-    assert [each.seam for each in replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
+    assert [each.seam for each in room_replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
     assert not caplog.records
     module.PyCapacityScheduler = Compiled
-    assert replacements() == []
+    assert room_replacements() == []
     assert "no room is kept" in caplog.text
 
 

@@ -169,7 +169,7 @@ def test_a_load_that_is_on_its_way_brings_nothing(
 
 def test_it_is_read_where_loads_are_not_outdated(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("trtllm_kvfix.offload.loads.Loads.outdate", lambda _: None)
+    monkeypatch.setattr("trtllm_kvfix.offload.requests.Loads.outdate", lambda _: None)
     bench = make_bench()
     serve(bench, 1)
     bench.executor.forget_device_cache()

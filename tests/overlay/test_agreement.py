@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixes.ranks import Arrived
 from tests.overlay.entries import SEAM, attestation, entry
 from trtllm_kvfix import ranks
 from trtllm_kvfix.overlay import agreement, attest
@@ -48,6 +49,10 @@ class Rank:
 
     def send(self, obj: Any, dest: int, tag: int) -> None:
         self.world.boxes[dest, self.rank, tag].put(obj)
+
+    def isend(self, obj: Any, dest: int, tag: int) -> Any:
+        self.send(obj, dest, tag)
+        return Arrived()
 
     def recv(self, *, source: int, tag: int) -> Any:
         return self.world.boxes[self.rank, source, tag].get_nowait()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from trtllm_kvfix import settings
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import statistics, tensors
 from trtllm_kvfix.managers.books import Books
@@ -73,7 +74,7 @@ class NativeKvCache:
     def __init__(self, **given: Any) -> None:
         """Raises NotServed, which names the keyword."""
         self.layout = layout_of(given)
-        self._make(self.layout, ranks_here())
+        self._make(self.layout, ranks_here(settings.load().agreement_timeout_s))
 
     def _make(self, layout: Layout, ranks: Ranks) -> None:
         """Called on every rank. Only one rank shows events, but all keep books with events."""

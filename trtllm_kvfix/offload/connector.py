@@ -10,18 +10,11 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.offload import (
-    kept_blocks,
-    partial_copies,
-    recompute,
-    reservations,
-    room_for_loads,
-    weights,
-    whole_requests,
-)
+from trtllm_kvfix.offload import batch_patches, ending_patches, weights
+from trtllm_kvfix.offload.batch_patches import WholeRequests
+from trtllm_kvfix.offload.ending_patches import KeptBlocks
 from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.kept_blocks import KeptBlocks
-from trtllm_kvfix.offload.layer_groups import (
+from trtllm_kvfix.offload.layout import (
     ByGroup,
     blocks_by_group,
     flat,
@@ -41,11 +34,10 @@ from trtllm_kvfix.offload.upstream import (
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
-from trtllm_kvfix.offload.whole_requests import WholeRequests
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import registry
-from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
 from trtllm_kvfix.ranks import OneRank, ranks_here
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
@@ -70,7 +62,7 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
     @staticmethod
     def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
-        """Nothing of the remote tier is imported without it."""
+        """Return what makes the scheduler side. Nothing of the remote tier is imported unless it is configured."""
         if settings.remote.kind is None:
             return OffloadScheduler
         scheduler_of: Callable[..., OffloadScheduler] = import_module(REMOTE).scheduler_of
@@ -78,12 +70,12 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         whole = self.batch.whole(request)
-        if getattr(whole, recompute.LOADS_NO_MORE, False):
+        if getattr(whole, ending_patches.LOADS_NO_MORE, False):
             return 0, False
         return self.side.get_num_new_matched_tokens(whole, num_computed_tokens)
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
-        if getattr(request, recompute.LOADS_NO_MORE, False):
+        if getattr(request, ending_patches.LOADS_NO_MORE, False):
             return 0, False
         return self.side.reserve_prefix(request, num_computed_tokens, reservation_id)
 
@@ -127,7 +119,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         require_our_classes(llm_args)
         require_supported(llm_args)
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
-        settings, ranks = settings_module.load(), ranks_here()
+        settings = settings_module.load()
+        ranks = ranks_here(settings.agreement_timeout_s)
         is_alone = getattr(llm_args, "enable_attention_dp", False)  # it has requests and a scheduler of its own
         self._args = llm_args
         self.cache_manager: Any = None
@@ -142,7 +135,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
-        self.room = room_for_loads.room_here()
+        self.room = batch_patches.room_here()
         module = connector_module()
         if module is not None:
             replace_seams(module.__name__)
@@ -175,9 +168,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            room_for_loads.warn_where_nobody_gives_way(kv_cache_manager)
+            batch_patches.warn_where_nobody_gives_way(kv_cache_manager)
             self.cache_manager = self.room.manager = kv_cache_manager
-        self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
+        self._copies = batch_patches.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
         # Nothing that the side keeps may hold this object, or it would never be freed.
@@ -215,7 +208,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
 
 def give_back(side: OffloadWorker, args_id: int, home: HomeProcess) -> bool:
-    """A child of fork() has neither the threads nor the memory that would be given back."""
+    """Give back what the worker side has. A child of fork() has neither its threads nor its memory."""
     if home.left():
         return True
     unlink(args_id)
@@ -226,18 +219,12 @@ def replace_seams(connector_module: str) -> None:
     """Hook in where upstream has no callback: once, however often this is called. A build without them is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
-    replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
-    if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
-        replacements.append(reservations.replacement(connector_module))
-    registry.here.install(
-        NAME,
-        [
-            recompute.replacement(connector_module),
-            *replacements,
-            *room_for_loads.replacements(),
-            *weights.replacements(),
-        ],
-    )
+    replacements = [
+        *ending_patches.replacements(connector_module),
+        *batch_patches.replacements(),
+        *weights.replacements(),
+    ]
+    registry.here.install(NAME, replacements)
 
 
 def handle_of(stream: Any) -> int:
@@ -251,7 +238,7 @@ def tokens_max_of(llm_args: Any) -> int | None:
 
 
 def require_our_classes(llm_args: Any) -> None:
-    """Swapped classes would fail much later, with an error that does not mention the configuration."""
+    """Refuse swapped classes, which would fail much later, with an error that does not mention the configuration."""
     config = getattr(llm_args, "kv_connector_config", None)
     if getattr(config, "connector_module", None) not in (PACKAGE, __name__):
         return
@@ -285,7 +272,7 @@ def require_supported(llm_args: Any) -> None:
 
 
 def require_one_pool(llm_args: Any) -> None:
-    """For a cache of one tensor: refuse layouts that keep a part of each block elsewhere, where it is not saved."""
+    """Refuse a cache that registers one tensor and keeps a part of each block elsewhere, where it is not saved."""
     dtype = str(getattr(llm_args.kv_cache_config, "dtype", "auto")).lower()
     if dtype == "nvfp4":
         raise SettingsError(
@@ -300,7 +287,7 @@ def require_one_pool(llm_args: Any) -> None:
 
 
 def refuse_second_host_tier(llm_args: Any) -> None:
-    """Upstream's own host tier moves blocks between slots, but connectors get only the numbers of blocks."""
+    """Refuse upstream's own host tier. It moves blocks between slots, but connectors get only the numbers of blocks."""
     host_cache_size = getattr(llm_args.kv_cache_config, "host_cache_size", None)
     if host_cache_size:
         raise SettingsError(

@@ -15,7 +15,7 @@ From queued to ended here a transfer belongs to a lane, which uses the same word
 a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count, takewhile
@@ -23,7 +23,7 @@ from typing import Any, TypeVar, get_args
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, Step, StoreJob
+from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, Step, StoreJob, places
 
 AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
 
@@ -80,7 +80,7 @@ class Record:
 
     @property
     def is_under_way(self) -> bool:
-        """Received, and not over on all ranks. All ranks agree on this at the points where they meet."""
+        """Whether it was received and is not over on all ranks. They agree on this at the points where they meet."""
         return self.written in (JobState.QUEUED, JobState.ENDED_HERE)
 
     def go(self, state: JobState) -> None:
@@ -159,17 +159,17 @@ class Ledger:
         return [record for record in of_request if record.is_new and isinstance(record.job, kind)]
 
     def take_back(self, number: int) -> None:
-        """It was sent, and must not begin."""
+        """Have every rank not begin a job that was sent."""
         record = self._next[number] = self._records[number]
         record.is_taken_back = True
 
     def fence(self, number: int) -> None:
-        """It must end before anything else begins."""
+        """Have every rank end this job before anything else begins."""
         record = self._next[number] = self._records[number]
         record.is_fence = True
 
     def outdate(self, load: int) -> None:
-        """Whatever it brings is worth nothing: its request computes."""
+        """Note that whatever this load brings is worth nothing: its request computes."""
         self._outdated.append(load)
 
     def take_step(self) -> Step:
@@ -194,7 +194,7 @@ class Ledger:
         return next((job for job in jobs if isinstance(job, LoadJob) and job.reservation == reservation), None)
 
     def take_ended_everywhere(self) -> list[tuple[Record, Ended]]:
-        """The caller that takes them applies them."""
+        """Return the jobs that have ended everywhere. The caller applies them."""
         if not self.ended:
             return []
         ended, self.ended = self.ended, []
@@ -203,7 +203,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ worker side
 
     def queue(self, job: Job) -> None:
-        """This rank has received it."""
+        """Note that this rank has received the job."""
         if job.number not in self._records:  # planned in another process
             self._add(Record(job))
         record = self._records[job.number]
@@ -227,14 +227,14 @@ class Ledger:
         return record
 
     def begun(self) -> list[Record]:
-        """Begun and not ended here, the oldest first."""
+        """The jobs that have begun and not ended here, the oldest first."""
         return list(self._begun.values())
 
     def begun_before(self, time: float) -> list[Record]:
         return list(takewhile(lambda record: (record.since or time) < time, self._begun.values()))
 
     def hold_up(self, number: int) -> None:
-        """A fence. Where the job has no record any more, all ranks have ended it."""
+        """Note a fence: nothing begins before this job has ended. A job without a record has ended on all ranks."""
         if number in self._records:
             self._fences[number] = self._records[number]
 
@@ -259,7 +259,7 @@ class Ledger:
         return tuple(outdated)
 
     def take_fences(self) -> list[int]:
-        """The jobs for which this rank must wait now: the same on all ranks, or some would wait for the others."""
+        """Return the jobs for which this rank must wait now: the same on all ranks, or some would wait for others."""
         if not self._fences:
             return []
         fences, self._fences = self._fences.values(), {}
@@ -279,7 +279,7 @@ class Ledger:
         return any(record.is_under_way for record in self._records.values())
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
-        """The end of a job as all ranks together report it."""
+        """Note the end of a job that all ranks together report."""
         record = self._records[ended.job]
         record.go(JobState.ENDED_EVERYWHERE)
         if isinstance(record.job, TRANSFERS):
@@ -302,3 +302,45 @@ def forget(by_request: dict[int, dict[int, Record]], job: Job) -> None:
     del of_request[job.number]
     if not of_request:
         del by_request[job.request_id]
+
+
+class InUse:
+    """Blocks of the device that running transfers read or write. The scheduler's thread alone uses it.
+
+    Upstream may take a block away during a transfer, give it to another request, and report that request. Whatever is
+    about to write the block must then wait for the transfer: a fence.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._jobs: dict[tuple[int, int], tuple[int, ...]] = {}  # layer group, block -> the jobs that use it
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: StoreJob | LoadJob) -> None:
+        for place in places(job):
+            self._jobs[place] = (*self._jobs.get(place, ()), job.number)
+
+    def remove(self, job: StoreJob | LoadJob) -> None:
+        for place in places(job):
+            jobs = self._jobs.pop(place)
+            if jobs != (job.number,):
+                self._jobs[place] = tuple([number for number in jobs if number != job.number])
+
+    def about_to_be_written(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Fence the jobs that use these blocks of each layer group."""
+        if not self._jobs:
+            return
+        for group, numbers in enumerate(blocks):
+            for block in numbers:
+                self._fence(self._jobs.get((group, block), ()))
+
+    def any_about_to_be_written(self) -> None:
+        """Fence all jobs: upstream does not report which blocks are about to be written."""
+        for jobs in self._jobs.values():
+            self._fence(jobs)
+
+    def _fence(self, jobs: tuple[int, ...]) -> None:
+        for number in jobs:
+            self._ledger.fence(number)

@@ -52,7 +52,7 @@ Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
 
 
 def places(job: StoreJob | LoadJob) -> list[tuple[int, int]]:
-    """(layer group, block) of all that the job reads or writes on the device."""
+    """Return (layer group, block) of all that the job reads or writes on the device."""
     size = len(job.slots)
     if len(job.blocks) == size:  # one group, as most caches have
         return [(0, block) for block in job.blocks]
@@ -107,7 +107,7 @@ class RankReport(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Message outside any step, because there may be none: for requests that have finished or wait to load."""
+    """A message outside any step, for requests that have finished or wait to load. There may be no step for them."""
 
     step: Step = Step()
     closed: tuple[int, ...] = ()  # requests for which nothing more will be sent

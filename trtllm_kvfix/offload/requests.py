@@ -1,4 +1,4 @@
-"""Live requests as the scheduler side knows them: their tokens, their blocks and their transfers."""
+"""Live requests as the scheduler side knows them: their tokens, their blocks, and what they load."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import TierClaim, TierIndex
-from trtllm_kvfix.offload.layer_groups import blocks_by_group, flat
+from trtllm_kvfix.offload.layout import blocks_by_group, flat
 
 if TYPE_CHECKING:
     from trtllm_kvfix.offload.remote.keys import KeyChain
+from collections.abc import Collection
+
+from trtllm_kvfix.offload.ledger import InUse, JobState, Ledger
+from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob
 
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
@@ -24,7 +28,7 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # tokens that the load adds
     job: int | None = None  # once the destinations are known
-    reservation: int | None = None  # upstream's number, by which it releases it part by part; offload/reservations.py
+    reservation: int | None = None  # upstream's number, by which it releases it part by part
     fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
     is_short: bool = False  # the load brings less than was promised
     is_outdated: bool = False  # the weights have changed since
@@ -113,7 +117,7 @@ class LiveRequest:
         return min(min(self.computed, known) // self.index.tokens_per_block, self.allocated)
 
     def index_blocks(self, blocks: int) -> None:
-        """The index has at least these from now on."""
+        """Move so many blocks from the tail to the index, unless it has them already."""
         more = blocks * self.index.tokens_per_block - self.indexed
         if more > 0:
             self.index.extend(self.sequence, self.tail[:more])
@@ -145,7 +149,7 @@ class LiveRequest:
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
     def claim(self, end: int) -> TierClaim | None:
-        """Slots for those of its first `end` blocks that the host tier lacks. None if another job fills one of them."""
+        """Claim slots for its first `end` blocks, as far as the host tier lacks them. None if another job fills one."""
         self.index_blocks(end)
         return self.index.claim(self.sequence, end, known=self.had, priorities=self.priorities_until(end))
 
@@ -173,13 +177,13 @@ class LiveRequest:
             self.load.is_outdated = True
 
     def close(self) -> None:
-        """Nothing more will be looked for or stored."""
+        """End the request: nothing more will be looked for or stored."""
         self.let_go_of_load()
         self.is_over = True
         self._close_unused()
 
     def hold(self) -> None:
-        """The sequence stays until as many have let it go."""
+        """Keep the sequence until whoever holds it has let it go."""
         self.users += 1
 
     def let_go(self) -> None:
@@ -214,3 +218,168 @@ def tokens_computed(request: Any, live: LiveRequest) -> int:
     if position is None or prompt is None:
         return live.computed
     return position if position < prompt else live.length - 1
+
+
+class Loads:
+    """What the host tier adds to prompts, pinned from the promise until it has arrived. The executor's thread uses it.
+
+    Upstream asks when a request has room, and reports where its blocks lie. The newest builds reserve while they
+    schedule instead (`Reservations`).
+    """
+
+    def __init__(self, tokens_per_block: int, blocks_min: int, ledger: Ledger, in_use: InUse) -> None:
+        self.reservations = Reservations(tokens_per_block, ledger)
+        self._tokens_per_block = tokens_per_block
+        self._blocks_min = blocks_min
+        self._ledger = ledger
+        self._in_use = in_use
+
+    def find(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
+        # Never the block with the last token, which is always computed.
+        live.index_blocks((live.length - 1) // self._tokens_per_block)
+        held = live.index.held(live.sequence)
+        first = num_computed_tokens // self._tokens_per_block
+        gained = held * self._tokens_per_block - num_computed_tokens
+        if held - first < self._blocks_min or gained <= 0:
+            return None
+        return PendingLoad(live.index.pin(live.sequence, first, held), first, num_computed_tokens, gained)
+
+    def place(self, live: LiveRequest, load: PendingLoad) -> None:
+        """Plan the load: the request's blocks are known, and may be fewer than it was promised."""
+        load.job = self._ledger.next_number()
+        slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
+        end = load.first + len(slots)
+        # The device may have a part of the first block, which is written whole: a failed load loses this part, too.
+        position = load.first * self._tokens_per_block
+        until = end * self._tokens_per_block if load.is_short else None
+        self.plan(LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until=until), load)
+
+    def plan(self, job: LoadJob, load: PendingLoad) -> None:
+        self._in_use.add(job)
+        self._ledger.plan(job, load)
+        if load.is_outdated and job.slots:
+            self._ledger.outdate(job.number)
+
+    def plan_forgotten(self, waiting: Collection[int], live: Collection[int]) -> None:
+        """A request may end between the promise of its load and the report of its blocks, and then it has none.
+
+        Upstream waits for the load all the same: for one that brings nothing.
+        """
+        forgotten = set(waiting).difference(live)
+        if forgotten:
+            coming = [*self._ledger.of(LoadJob), *self._ledger.of(FetchJob)]
+            forgotten.difference_update(record.job.request_id for record in coming)
+        for request_id in sorted(forgotten):
+            number = self._ledger.next_number()
+            self.plan(LoadJob(number, request_id, (), (), 0), PendingLoad([], 0, 0, 0, job=number))
+
+    def let_go_of_promise(self, live: LiveRequest) -> None:
+        """Let go, as the request has ended or begins again. What is on its way to it stays until it has arrived."""
+        if live.load is not None and live.load.job is None:
+            self.reservations.forget(live.load)
+            live.let_go_of_load()
+
+    def accept(self, accepted: Any) -> None:
+        """Plan a load that was reserved; upstream may report it more than once."""
+        planned = self.reservations.accept(accepted)
+        if planned is not None:
+            self.plan(*planned)
+
+    def take_back(self, reservation_id: int, start: int, end: int) -> None:
+        job = self.reservations.release(reservation_id, start, end)
+        if job is not None:
+            self._ledger.take_back(job)
+
+    def outdate(self) -> None:
+        """Note that the weights have changed. What is on its way, or unknown to some rank, is worth nothing."""
+        for record in self._ledger.of(LoadJob):
+            if record.job.slots and record.written is not JobState.ENDED_EVERYWHERE:
+                self._ledger.outdate(record.number)
+
+    def empty(self, request_id: int) -> None:
+        """A load of the request that was not sent does not begin. Upstream waits for it, so it is sent all the same."""
+        for record in self._ledger.planned(request_id, LoadJob):
+            load = record.job
+            assert isinstance(load, LoadJob)
+            self._in_use.remove(load)
+            record.job = load._replace(blocks=(), slots=())
+
+    def end(self, job: LoadJob, load: PendingLoad, ended: Ended, index: TierIndex) -> None:
+        self._in_use.remove(job)
+        index.condemn(ended.bad_slots)
+        index.unpin(load.slots)
+
+
+class Reservations:
+    """Prefixes that upstream reserves while it schedules, before it knows whether the request gets room.
+
+    The newest KVCacheManagerV2 does so. From `reserve_prefix` on, the reserved blocks of the host tier stay, whole or
+    in part, until upstream has released all of them. Upstream names what it accepts in the report of the step, and the
+    load begins with that step; until then upstream may still take it back. An accepted load is over when every rank
+    says so.
+
+    Upstream continues behind the tokens that it was promised, as with other loads. If they did not come, the request
+    gives its cache back and computes its prompt.
+
+    Reservations are known by upstream's numbers. The executor's thread alone uses them.
+    """
+
+    def __init__(self, tokens_per_block: int, ledger: Ledger) -> None:
+        self._tokens_per_block = tokens_per_block
+        self._ledger = ledger  # has those that were accepted
+        self._promised: dict[int, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._promised)
+
+    def add(self, reservation_id: int, live: LiveRequest) -> None:
+        assert live.load is not None
+        live.load.reservation = reservation_id
+        self._promised[reservation_id] = live
+
+    def release(self, reservation_id: int, start: int, end: int) -> int | None:
+        """Release tokens `start` to `end`: all, or the part at one end. If upstream takes back what it has accepted,
+        returns the job that must not begin any more."""
+        live = self._promised.get(reservation_id)
+        load = live.load if live is not None else None
+        if live is None or load is None:  # accepted; or it ended with its request, or has been loaded
+            accepted = self._ledger.load_of(reservation_id)
+            return None if accepted is None else accepted.number
+        kept = (end, load.end) if start <= load.position else (load.position, start)
+        self._keep(live, load, *kept)
+        if load.tokens == 0:
+            del self._promised[reservation_id]
+            live.load = None
+        return None
+
+    def accept(self, accepted: Any) -> tuple[LoadJob, PendingLoad] | None:
+        """Return the load that a report names, or nothing if it was reported before. If the promise ended with its
+        request, the load brings nothing: upstream waits for its end."""
+        if self._ledger.load_of(accepted.reservation_id) is not None:
+            return None
+        live = self._promised.pop(accepted.reservation_id, None)
+        load = live.load if live is not None else None
+        if live is None or load is None:
+            load = PendingLoad([], accepted.start // self._tokens_per_block, accepted.start, 0)
+        else:
+            self._keep(live, load, accepted.start, accepted.end)
+        load.job = self._ledger.next_number()
+        blocks = part_of(blocks_by_group(accepted.block_ids_by_layer_group), load.first, load.first + len(load.slots))
+        position = load.first * self._tokens_per_block
+        job = LoadJob(load.job, accepted.request_id, blocks, tuple(load.slots), position, accepted.reservation_id)
+        return job, load
+
+    def forget(self, load: PendingLoad) -> None:
+        """Forget a promise whose request has ended, or begins again, before upstream has accepted it."""
+        if load.reservation is not None:
+            self._promised.pop(load.reservation, None)
+
+    def _keep(self, live: LiveRequest, load: PendingLoad, start: int, end: int) -> None:
+        """Keep the blocks that hold a token from `start` to `end`."""
+        size = self._tokens_per_block
+        first = start // size
+        behind = -(-end // size) if end > start else first
+        before, after = max(first - load.first, 0), max(behind - load.first, 0)
+        live.index.unpin(load.slots[:before] + load.slots[after:])
+        load.slots, load.first = load.slots[before:after], first
+        load.position, load.tokens = start, max(end - start, 0)

@@ -11,15 +11,12 @@ from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.blocks_in_use import InUse
-from trtllm_kvfix.offload.directions import Directions
-from trtllm_kvfix.offload.ledger import Record
+from trtllm_kvfix.offload.ledger import InUse, Record
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.loads import Loads
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
-from trtllm_kvfix.offload.switches import Switches
-from trtllm_kvfix.offload.tally import Tally
+from trtllm_kvfix.offload.requests import LiveRequest, Loads, PendingLoad, added_blocks, tokens_computed
+from trtllm_kvfix.offload.switches import Directions, Switches
+from trtllm_kvfix.offload.tier_report import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
 
 
@@ -52,11 +49,11 @@ class OffloadScheduler:
         return self._index
 
     def _slots_of_index(self, slots: int) -> int:
-        """Counts the first slots of the pool, which are the index's."""
+        """The index has so many slots of the pool, the first ones."""
         return slots
 
     def require_tier(self) -> None:
-        """And make the index, so that the first request need not wait for it."""
+        """Raise if there is no host tier yet. This makes its index, so that the first request need not wait for it."""
         if self.index is None:
             raise KvfixError("upstream starts serving before it has registered the cache with the connector's worker")
 
@@ -70,7 +67,7 @@ class OffloadScheduler:
         return tokens, live.load is not None
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
-        """The same while upstream schedules. It may not be used, and then upstream asks again in the next iteration."""
+        """Pin it while upstream still schedules. If upstream does not use it, it asks again in the next iteration."""
         self._reserves = True
         live = self._look_up(request, num_computed_tokens)
         if live is None:
@@ -103,7 +100,7 @@ class OffloadScheduler:
         return live
 
     def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
-        """`blocks` of each layer group. Upstream may have room for less than it was promised, or for nothing."""
+        """Note the request's `blocks` of each layer group. There may be less room than was promised, or none."""
         live = self._live.get(request.request_id)
         if live is None:
             if self._reserves and self.index is not None and identity_of(request) is None:
@@ -165,7 +162,7 @@ class OffloadScheduler:
             self._loads.accept(accepted)
 
     def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
-        """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
+        """Return whether the request keeps its blocks: transfers use them until the worker side says otherwise."""
         self._take_ended()
         live = self._live.pop(request.request_id, None)
         if live is None:
@@ -266,7 +263,7 @@ class OffloadScheduler:
         (self._index.commit if well else self._index.abandon)(slots)
 
     def _forget(self, request_id: int) -> bool:
-        """Whether the request was known."""
+        """Let go of a request. True if it was known."""
         live = self._live.pop(request_id, None)
         if live is None:
             return False
@@ -275,7 +272,7 @@ class OffloadScheduler:
         return True
 
     def _take_ended(self) -> None:
-        """And first of all what makes them worth nothing."""
+        """Apply the ends of jobs, but first a change of the weights, which makes them worth nothing."""
         notes = self._link.weights.notes
         if notes != self._weights_noted:
             self._weights_noted = notes

@@ -1,10 +1,11 @@
-"""Switches that an operator may change while the server runs: a small YAML file, looked at in every iteration.
+"""Whether blocks are stored and loaded now: an operator may turn either off, and both stop by themselves.
+
+The operator's switches are a small YAML file, which the executor's thread looks at in every iteration:
 
     {store: on, load: off, drop: 2}
 
-`drop` empties the host tier each time its number changes. A switch that the file does not name stays as it is; without
-a file all is on. The executor's thread reads it, so reading must not block, and the file must be small and flat. A file
-of another user changes nothing.
+`drop` empties the host tier each time its number changes. A switch that the file does not name stays as it is. Without
+a file all is on. Reading must not block, so the file must be small and flat. A file of another user changes nothing.
 """
 
 import os
@@ -18,6 +19,9 @@ import yaml
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.foreign_files import all_of, opened
 from trtllm_kvfix.log import offload_log as log
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.weights import Weights
 from trtllm_kvfix.settings import repeated_keys
 
 BYTES_MAX = 4096
@@ -26,6 +30,8 @@ NAMES = (*DIRECTIONS, "drop")
 
 
 class Switches:
+    """What the operator's file says."""
+
     def __init__(self, file: Path | None) -> None:
         if file is not None and not file.parent.is_dir():
             raise SettingsError(
@@ -78,7 +84,7 @@ class Switches:
 
 
 def content_of(file: Path) -> str:
-    """The text of a file of this user, or of root."""
+    """Return the text of a file that belongs to this user, or to root."""
     with opened(file) as stream:
         found = os.fstat(stream.fileno())
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
@@ -106,7 +112,7 @@ def parsed(text: str) -> Any:
 
 
 def nesting_of(text: str) -> int:
-    """Mappings and lists, up to two of them: what holds many in one another takes seconds to read."""
+    """Count mappings and lists, up to two: a file that nests many of them takes seconds to read."""
     events = yaml.parse(text, yaml.SafeLoader)
     return len(list(islice((one for one in events if isinstance(one, yaml.CollectionStartEvent)), 2)))
 
@@ -121,3 +127,33 @@ def checked(wanted: Any) -> dict[str, Any]:
     if isinstance(wanted.get("drop", 0), bool) or not isinstance(wanted.get("drop", 0), int):
         raise ValueError("drop is not a whole number")
     return wanted
+
+
+FAILED_IN_A_ROW_MAX = 32
+
+
+class Directions:
+    """Both directions, `store` and `load`. One stops when no transfer succeeds, and both while the weights change."""
+
+    def __init__(self, switches: Switches, weights: Weights) -> None:
+        self._switches, self._weights = switches, weights
+        self._failed_in_a_row = {"store": 0, "load": 0}
+
+    def work(self, direction: str) -> bool:
+        wanted = self._switches.store if direction == "store" else self._switches.load
+        return wanted and not self._weights.are_changing and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
+
+    def begin_again(self) -> None:
+        self._failed_in_a_row = {"store": 0, "load": 0}
+        counters.offload_given_up.put(0)
+
+    def note_end(self, direction: str, ended: Ended) -> None:
+        if not ended.error:
+            self._failed_in_a_row[direction] = 0
+            return
+        if ended.no_room or ended.bad_slots:
+            return  # says nothing of the next one
+        self._failed_in_a_row[direction] += 1
+        if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
+            counters.offload_given_up.add()
+            log.error("no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error)

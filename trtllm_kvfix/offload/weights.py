@@ -26,7 +26,7 @@ OUTDATED = "the weights have changed since its blocks were stored"
 
 
 class Weights:
-    """Of one engine. Any thread notes, the scheduler side reads."""
+    """The weights of one engine. Any thread notes that they change, and the scheduler side reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Weights:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Noted before and behind: requests may still end before upstream begins, and new ones come right behind it."""
+        """Note the change before and after: requests may end before upstream begins, and new ones come right after."""
         self._note(1)
         try:
             yield
@@ -64,12 +64,12 @@ _sides: Living[Side] = Living()
 
 
 def watch(side: Side) -> None:
-    """From now on, changes of its engine's weights are noted."""
+    """Note changes of its engine's weights from now on."""
     _sides.add(side)
 
 
 def replacements() -> list[Replacement]:
-    """Nobody calls an extension that was not imported before the engine was made."""
+    """Have upstream say when weights change. Nobody calls an extension that was imported after the engine was made."""
     up = Upstream()
     seams = [Seam(PY_EXECUTOR, "PyExecutor.reset_prefix_cache")]
     if RLHF in sys.modules:
@@ -78,7 +78,7 @@ def replacements() -> list[Replacement]:
 
 
 def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For a method of the executor, or of an extension of its worker, whose `engine` the executor is."""
+    """Wrap a method of the executor, or of an extension of its worker, whose `engine` is the executor."""
 
     def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
         sides = sides_of(self)
@@ -94,7 +94,7 @@ def noting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sides_of(caller: Any) -> list[Side]:
-    """That of the caller's engine, or all that there are if it cannot be found: forgetting too much harms nobody."""
+    """Return the side of the caller's engine, or all sides if it cannot be found: forgetting too much harms nobody."""
     try:
         connector = getattr(caller, "engine", caller).kv_connector_manager
         if connector is None:

@@ -9,12 +9,12 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.offload.batch_patches import PARTIAL_COPIES
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
-from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
+from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.partial_copies import FUSE as COPIES
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
@@ -63,7 +63,7 @@ class OffloadWorker:
         self._make_pool = make_pool
         self._saved_max = saved_max  # how many requests are reported as saved at a time; None: all
         self._report = report or TierReport(rank=ranks.rank)
-        self._layout: Layout | None = None
+        self._layout: BlockLayout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
@@ -77,10 +77,10 @@ class OffloadWorker:
         watch(self)
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
-        """One tensor for each pool of a cache without layer groups."""
-        self.register_layout(device, lambda: Layout([pool_of(tensor) for tensor in tensors]))
+        """Register a cache without layer groups: one tensor for each pool."""
+        self.register_layout(device, lambda: BlockLayout([pool_of(tensor) for tensor in tensors]))
 
-    def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
+    def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
         """Build the host tier for these pools, or check that it was built for equal ones."""
         layouts = agreed(self._at_start, lambda: self._unchanged(describe()))
         layout = layouts[self._at_start.rank]
@@ -102,7 +102,7 @@ class OffloadWorker:
         self._layout = layout
 
     def bind(self, step: Step | None) -> None:
-        """Receive a step. Another may follow before it can begin; none is lost."""
+        """Receive a step. Another may follow before this one can begin, and no step is lost."""
         if not step:
             return
         for job in step.transfers():
@@ -125,7 +125,7 @@ class OffloadWorker:
     def finished(
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
     ) -> tuple[list[int], list[int]]:
-        """Requests whose blocks are no longer in use, and requests whose load is over, on all ranks."""
+        """Return the requests whose blocks are no longer in use, and those whose load is over, on all ranks."""
         for request_id in finished_request_ids:
             self._saving[request_id] = False
         for request_id in loading_request_ids:
@@ -141,7 +141,7 @@ class OffloadWorker:
         return self._take_saved(), self._take_loaded()
 
     def take_reserved(self) -> list[int]:
-        """Reservations whose loads are over, on all ranks."""
+        """Return the reservations whose loads are over, on all ranks."""
         over, self._reserved_over = self._reserved_over, []
         return over
 
@@ -187,7 +187,7 @@ class OffloadWorker:
             record.is_awaited = False
 
     def _refuse(self, transfers: Transfers, records: Iterable[Record]) -> None:
-        """The jobs that were received and have not begun."""
+        """Refuse the jobs that were received and have not begun."""
         waiting = [record.job for record in records if self._ledger.is_waiting(record)]
         transfers.refuse([job for job in waiting if isinstance(job, LoadJob | StoreJob)], OVER, no_room=True)
 
@@ -199,7 +199,7 @@ class OffloadWorker:
         transfers, self._transfers = self._transfers, None
         return transfers is None or transfers.close(until)
 
-    def _unchanged(self, layout: Layout) -> Layout:
+    def _unchanged(self, layout: BlockLayout) -> BlockLayout:
         if self._transfers is not None and self._layout is not None and layout.pools != self._layout.pools:
             raise LayoutMismatch(f"the host tier was built for {self._layout.pools}, now {layout.pools}")
         return layout
@@ -240,7 +240,7 @@ class OffloadWorker:
         if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
             together(self._ranks, lambda: transfers.wait_for(fences))
         if loads:
-            with guarded(COPIES) as tried:
+            with guarded(PARTIAL_COPIES) as tried:
                 self._before_loads()
             if tried.failed:
                 transfers.refuse(loads, "upstream's own copies into blocks could not be waited for")

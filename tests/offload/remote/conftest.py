@@ -7,7 +7,7 @@ import pytest
 
 from tests.offload.conftest import BLOCK_BYTES, Bench, MakeBench, make_bench
 
-from .fake_porter import Key, planted, sealed
+from .porter_double import Key, planted, sealed
 
 __all__ = ["make_bench"]
 
@@ -21,7 +21,7 @@ def memory() -> dict[Key, bytes]:
 
 @pytest.fixture
 def make_remote(make_bench: MakeBench, memory: dict[Key, bytes], monkeypatch: pytest.MonkeyPatch) -> MakeRemote:
-    """Makes a bench as make_bench does. `bench.worker.side.porter` is a FakePorter."""
+    """Makes a bench as make_bench does. `bench.worker.side.porter` is a PorterDouble."""
     planted(monkeypatch, memory)
 
     def make(host_blocks: int = 256, **settings: Any) -> Bench:

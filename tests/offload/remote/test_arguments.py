@@ -18,10 +18,10 @@ from trtllm_kvfix.offload.remote.arguments import (
     IRRELEVANT_OF_CACHE,
     Unnameable,
     arguments_of,
+    parts_of,
     spelled,
 )
 from trtllm_kvfix.offload.remote.keys import root_of
-from trtllm_kvfix.offload.remote.model import parts_of
 from trtllm_kvfix.offload_section import RemoteSettings
 
 from .conftest import MakeRemote

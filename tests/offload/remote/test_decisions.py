@@ -14,7 +14,7 @@ from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
-from .fake_porter import FakePorter, Key
+from .porter_double import Key, PorterDouble
 
 PROMPT = list(range(500, 548))
 BEHIND = 44
@@ -61,8 +61,8 @@ def stored(make_remote: MakeRemote) -> Any:
     return request.tokens
 
 
-def porter_of(bench: Bench) -> FakePorter:
-    porter: FakePorter = bench.worker.side.porter
+def porter_of(bench: Bench) -> PorterDouble:
+    porter: PorterDouble = bench.worker.side.porter
     return porter
 
 

@@ -6,12 +6,11 @@ from tests.offload.conftest import Bench
 from tests.offload.test_round_trip import prompt
 from tests.offload.test_weights import BEHIND, stores_held
 from tests.offload.upstream_double import Request
-from trtllm_kvfix.offload.remote.eras import Era
-from trtllm_kvfix.offload.remote.keys import root_of
+from trtllm_kvfix.offload.remote.keys import Era, root_of
 from trtllm_kvfix.offload.transfers import Transfers
 
 from .conftest import MakeRemote
-from .fake_porter import Key
+from .porter_double import Key
 
 ROOT = root_of({"model": "m"})
 

@@ -10,8 +10,8 @@ from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.remote.puts import Staging
 from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
-from trtllm_kvfix.offload.remote.staging import Staging
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 

@@ -15,7 +15,7 @@ import pytest
 
 from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote import porter_process, seals
+from trtllm_kvfix.offload.remote import porter_process
 from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec
 
 BLOCK_BYTES, SLOT_BYTES, SLOTS = 4096, 4096 + 64, 8
@@ -145,7 +145,7 @@ def test_threads_that_wait_for_the_store_in_a_loop_give_way_to_others_and_checks
         sealing.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return crc32c(*args)
 
-    monkeypatch.setattr(seals, "crc32c", noted)
+    monkeypatch.setattr(porter_process, "crc32c", noted)
     for message in (Put(1, KEYS, HERE), Look(2, KEYS), Get(3, KEYS, THERE)):
         bench.answer(message)
     nicer, nicest = (min(usual + more, NICE_MAX) for more in (porter_process.NICER, porter_process.SEALERS_NICER))

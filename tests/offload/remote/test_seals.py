@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote.seals import Seals
+from trtllm_kvfix.offload.remote.porter_process import Seals
 
 BLOCK_BYTES, SLOT_BYTES = 48, 128
 KEYS = [bytes([number]) * 32 for number in range(4)]

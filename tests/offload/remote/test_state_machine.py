@@ -18,7 +18,7 @@ from tests.offload.upstream_double import State
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 
-from .fake_porter import FakePorter, Key, planted, sealed
+from .porter_double import Key, PorterDouble, planted, sealed
 
 SECONDS_MAX = 40
 
@@ -34,7 +34,7 @@ class RemoteMachine(host.ConnectorMachine):
         with mock.patch.dict(os.environ, variables):
             bench = super().make(device, **sizes)
         bench.take_note = lambda: None  # type: ignore[method-assign]  # it would drop what is planned
-        self.porter: FakePorter = bench.worker.side.porter
+        self.porter: PorterDouble = bench.worker.side.porter
         return bench
 
     # ------------------------------------------------------------------------------------------ the store

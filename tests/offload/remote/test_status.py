@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote.messages import Spec
-from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
 from trtllm_kvfix.offload.remote.scheduler import FUSE
+from trtllm_kvfix.offload.remote.worker import PorterHandle
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote

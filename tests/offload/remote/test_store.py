@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.offload.remote import store as module
+from trtllm_kvfix.offload.remote import porter_process as module
 from trtllm_kvfix.offload.remote.messages import Outcome
-from trtllm_kvfix.offload.remote.store import LEASE_OVER, NO_SPACE, NOT_FOUND, MooncakeStore, Store, StoreError
+from trtllm_kvfix.offload.remote.porter_process import LEASE_OVER, NO_SPACE, NOT_FOUND, MooncakeStore, Store, StoreError
 
 NAMES = ["a", "b", "c"]
 ADDRESSES, NBYTES = [16, 32, 48], 10

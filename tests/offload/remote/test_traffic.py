@@ -14,17 +14,17 @@ from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.remote.messages import Get
 
-from .fake_porter import FakePorter, Key, planted, sealed
+from .porter_double import Key, PorterDouble, planted, sealed
 
 REQUESTS = 150
 HOST_BYTES = 48 * sealed(BLOCK_BYTES)
 ATTEMPTS_MAX = 8  # of the control: which slots are written late, and who reads them, is up to the device
-Disturb = Callable[[FakePorter, random.Random], None]
+Disturb = Callable[[PorterDouble, random.Random], None]
 
 
 def serve(server: OffloadServer, disturb: Disturb) -> Chats:
     """Serves to the end, with nothing on its way."""
-    porter: FakePorter = server.worker.side.porter
+    porter: PorterDouble = server.worker.side.porter
     chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance))
     chats.run()
     porter.holds_gets = porter.holds_puts = False
@@ -38,7 +38,7 @@ def serve(server: OffloadServer, disturb: Disturb) -> Chats:
     return chats
 
 
-def slow_and_failing(porter: FakePorter, chance: random.Random) -> None:
+def slow_and_failing(porter: PorterDouble, chance: random.Random) -> None:
     porter.holds_gets, porter.holds_puts = chance.random() < 0.6, chance.random() < 0.6
     if porter.asked and chance.random() < 0.05:
         porter.answer(porter.asked[0], "the process has ended")
@@ -71,7 +71,7 @@ def test_without_an_end_of_the_process_a_failed_read_writes_others_blocks(
     planted(monkeypatch, memory)
     late: list[tuple[Get, bytes]] = []
 
-    def writing_late(porter: FakePorter, chance: random.Random) -> None:
+    def writing_late(porter: PorterDouble, chance: random.Random) -> None:
         porter.holds_gets = True
         for get, content in late:
             for slot in get.slots:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from trtllm_kvfix.offload.remote.pause import FAILURES_MIN, PAUSE_S_MAX, Pause
-from trtllm_kvfix.offload.remote.worth import FORGET_S, Worth
+from trtllm_kvfix.offload.remote.scheduler import FAILURES_MIN, FORGET_S, PAUSE_S_MAX, Pause, Worth
 
 GB = 10**9
 

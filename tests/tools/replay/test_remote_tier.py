@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.offload.remote.fake_porter import Key, planted, sealed
+from tests.offload.remote.porter_double import Key, planted, sealed
 from trtllm_kvfix.offload.remote import puts
 from trtllm_kvfix.tools.replay import remote_tier
 from trtllm_kvfix.tools.replay.engine import Replay

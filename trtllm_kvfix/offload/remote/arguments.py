@@ -1,16 +1,20 @@
-"""The engine's arguments as a part of its blocks' names: all of them, but for those that are known not to matter.
+"""What the names of an engine's blocks say besides their tokens: its weights, the layout of a block, its arguments.
 
-An argument that this table does not know, because upstream is newer, separates engines that differ in it. They share
-less than they could, which costs time. Blocks under a wrong name would cost answers.
+All arguments count, but for those that are known not to matter. An argument that this table does not know,
+because upstream is newer, separates engines that differ in it. They share less than they could, which costs time.
+Blocks under a wrong name would cost answers.
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.offload_section import RemoteSettings
 
 # Why they do not change what a block holds, nor where in it.
 IRRELEVANT = {
@@ -114,7 +118,7 @@ def spelled_items(value: Any, at: str) -> str:
 
 
 def spelled_object(value: Any, at: str) -> str:
-    """One of upstream's own says with its class what it does, as long as it has been given nothing of others."""
+    """Spell an object. One of upstream's says by its class what it does, unless it was given an object of others."""
     kind = type(value)
     if hasattr(kind, "model_fields") or is_dataclass(value):
         parts = [f"{name}={spelled(each, f'{at}.{name}')}" for name, each in members(value)]
@@ -141,3 +145,47 @@ def name_of(kind: type, at: str) -> str:
 
 def is_upstreams(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == UPSTREAM
+
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+DIGEST_CHARS = (40, 64)  # of a git object, of a file in large file storage
+
+
+def parts_of(llm_args: Any, settings: RemoteSettings) -> dict[str, str]:
+    told = {
+        "release": str(getattr(sys.modules.get("tensorrt_llm"), "__version__", None)),
+        "model": settings.model or digest_of_checkpoint(getattr(llm_args, "model", None)),
+    }
+    return told | {f"argument {name}": text for name, text in arguments_of(llm_args).items()}
+
+
+def layout_parts(kinds: Iterable[str], ranks: int) -> dict[str, str]:
+    return {"layout": repr(list(kinds)), "ranks": str(ranks)}
+
+
+def digest_of_checkpoint(model: Any) -> str:
+    """The digest of a snapshot whose files link to contents that are named by their digests, as the Hugging Face hub
+    keeps them.
+
+    A path or a name alone would let two models share blocks as soon as somebody copies other weights there.
+    """
+    folder = Path(str(model))
+    names = sorted(found_in(folder))
+    if not names or not any(file.match(kind) for file, _ in names for kind in WEIGHTS):
+        raise SettingsError(
+            f"kvfix.offload.remote.model is not set, and {model!r} is not a snapshot whose files are named by their "
+            "digests; write a name for these weights alone, the same on every node"
+        )
+    return hashlib.sha256(repr([(file.name, digest) for file, digest in names]).encode()).hexdigest()
+
+
+def found_in(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Return weights and configuration with their digests; nothing if one of them is a plain file."""
+    files = [file for kind in (*WEIGHTS, "*.json") for file in folder.glob(kind)] if folder.is_dir() else []
+    digests = [file.resolve().name for file in files]
+    if all(file.is_symlink() and is_digest(digest) for file, digest in zip(files, digests, strict=True)):
+        yield from zip(files, digests, strict=True)
+
+
+def is_digest(name: str) -> bool:
+    return len(name) in DIGEST_CHARS and set(name) <= set("0123456789abcdef")

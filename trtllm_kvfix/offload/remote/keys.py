@@ -5,6 +5,7 @@ layout of a block and how ranks share it.
 """
 
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ KEY_BYTES = hashlib.sha256().digest_size
 
 
 def root_of(parts: Mapping[str, str]) -> bytes:
-    """Every part counts, and none can be taken for another."""
+    """Return the root of all names. Every part counts, and none can be taken for another."""
     spelled = [FORMAT, *(text for name in sorted(parts) for text in (name, parts[name]))]
     return _digest(*(text.encode() for text in spelled))
 
@@ -61,3 +62,28 @@ def _digest(*parts: bytes) -> bytes:
     """Hash the parts, each behind its length, so that none can be taken for another."""
     lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
     return hashlib.sha256(lengths + b"".join(parts)).digest()
+
+
+NAME_BYTES = 16
+
+
+class Era:
+    """The era of an engine's weights, which is a part of the names of its blocks.
+
+    The names of a checkpoint's weights are those that all nodes share. Weights that came later have no name that two
+    engines could agree on: nothing says whether another one was given the same. So each change begins an era under a
+    name that nobody else has. What the engine puts from then on, it finds again, and nobody else does, until it starts
+    anew.
+
+    The scheduler side has it. Nothing of it reaches other ranks but the names of blocks.
+    """
+
+    def __init__(self) -> None:
+        self._name = ""  # that of the checkpoint
+
+    def begin_next(self) -> None:
+        self._name = secrets.token_hex(NAME_BYTES)
+
+    def root(self, checkpoint: bytes) -> bytes:
+        """The beginning of the names of blocks. Those of the checkpoint's weights begin with `checkpoint`."""
+        return root_of({"checkpoint": checkpoint.hex(), "era": self._name}) if self._name else checkpoint

@@ -1,7 +1,7 @@
 """The process that has the store's client: `python -m trtllm_kvfix.offload.remote.porter_process SPEC`.
 
-`porter_handle` starts it. It ends when the engine does, which closes its socket. An end is at once: the client's own
-may wait for peers.
+`PorterHandle` (remote/worker.py) starts it, and nothing here runs inside an engine. The process ends when the engine
+does, which closes its socket. It ends at once, because the client's own end may wait for peers.
 """
 
 import json
@@ -10,23 +10,130 @@ import mmap
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_kvfix.log import described
+from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
 from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec, StoreState
-from trtllm_kvfix.offload.remote.seals import Seals
-from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
+
+# Answers of Mooncake Store, seen with 0.3.13: what is there already is put with success, and costs no transfer.
+NO_SPACE = -200
+NOT_FOUND = -704
+LEASE_OVER = -707  # all has come, but the store might have evicted it on the way: the seal knows
+LOCAL_BUFFER_BYTES = 16 << 20  # of the client itself; blocks do not pass it
+METADATA = "P2PHANDSHAKE"  # clients exchange the addresses of their memory; there is no further service
+
+
+class StoreError(Exception):
+    """There is no store to be asked."""
+
+
+class Store(Protocol):
+    """A store of blocks as the porter needs it.
+
+    Every call may take as long as the store likes. Payloads lie in registered memory, all of one size.
+    """
+
+    def register(self, address: int, nbytes: int) -> None: ...
+    def exist(self, names: Sequence[str]) -> list[bool]: ...
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
+
+
+class MooncakeStore:
+    """A client of Mooncake Store. With `segment_bytes` it brings memory that all clients may use."""
+
+    def __init__(self, *, master: str, protocol: str, host: str, segment_bytes: int = 0) -> None:
+        self._client: Any = import_module("mooncake.store").MooncakeDistributedStore()
+        code = self._client.setup(host, METADATA, segment_bytes, LOCAL_BUFFER_BYTES, protocol, "", master)
+        if code:
+            raise StoreError(f"Mooncake's client does not reach the master at {master} over {protocol}: code {code}")
+
+    def register(self, address: int, nbytes: int) -> None:
+        code = self._client.register_buffer(address, nbytes)
+        if code:
+            raise StoreError(f"Mooncake does not register {nbytes} bytes of the host pool: code {code}")
+
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        codes = self._client.batch_is_exist(list(names))
+        if len(codes) != len(names):
+            raise StoreError(f"Mooncake's master was asked about {len(names)} objects and answers for {len(codes)}")
+        if any(code < 0 for code in codes):
+            raise StoreError(f"Mooncake's master does not answer: code {min(codes)}")
+        return [code == 1 for code in codes]
+
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        codes = self._client.batch_put_from(list(names), list(addresses), [nbytes] * len(names))
+        known = {0: Outcome.WHOLE, NO_SPACE: Outcome.FULL}
+        return [known.get(code, Outcome.FAILED) for _, code in zip(names, codes, strict=True)]
+
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        codes = self._client.batch_get_into(list(names), list(addresses), [nbytes] * len(names))
+        return [outcome_of(code, nbytes) for _, code in zip(names, codes, strict=True)]
+
+
+def outcome_of(code: int, nbytes: int) -> Outcome:
+    if code in (nbytes, LEASE_OVER):
+        return Outcome.WHOLE
+    return Outcome.MISSING if code == NOT_FOUND else Outcome.FAILED
+
+
+MAGIC = 0x6B76_6631
+LAYOUT = struct.Struct("<IIQ16s")  # magic, CRC-32C, bytes of the payload, beginning of its key
+assert LAYOUT.size == SEAL_BYTES
+
+
+class Seals:
+    """A seal travels behind a payload, and holds its checksum and the name of its block.
+
+    A store may give the memory of an object that it evicts to another one while somebody reads it. What arrives then is
+    whole, and somebody else's: so a seal names its block. Each slot of the pool has a seal directly behind the block,
+    so that both are one buffer to the store.
+    """
+
+    def __init__(self, pool: NDArray[np.uint8], block_bytes: int, slot_bytes: int) -> None:
+        if slot_bytes < block_bytes + SEAL_BYTES:
+            raise ValueError(f"slots of {slot_bytes} bytes have no room for {block_bytes} and a seal of {SEAL_BYTES}")
+        self._pool, self._bytes = pool, pool.data
+        self._block_bytes, self._slot_bytes = block_bytes, slot_bytes
+
+    def write(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        for key, slot, crc in zip(keys, slots, self._checksums(slots), strict=True):
+            LAYOUT.pack_into(self._bytes, self._of(slot), MAGIC, crc, self._block_bytes, key[:16])
+
+    def clear(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._bytes[self._of(slot) : self._of(slot) + SEAL_BYTES] = bytes(SEAL_BYTES)
+
+    def hold(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[bool]:
+        """Whether each slot holds what its key stands for."""
+        wanted = zip(keys, slots, self._checksums(slots), strict=True)
+        return [
+            LAYOUT.unpack_from(self._bytes, self._of(slot)) == (MAGIC, crc, self._block_bytes, key[:16])
+            for key, slot, crc in wanted
+        ]
+
+    def _of(self, slot: int) -> int:
+        return slot * self._slot_bytes + self._block_bytes
+
+    def _checksums(self, slots: Sequence[int]) -> list[int]:
+        starts = np.asarray(slots, np.uint64) * np.uint64(self._slot_bytes)
+        return crc32c(self._pool, starts, self._block_bytes)
+
 
 BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
 # Mooncake's client queues 1,024 transfers to a node and lets as many more wait for a second. What is beyond that, or
@@ -42,17 +149,38 @@ NICER = 3
 SEALERS, SEALERS_NICER = 4, NICER + 1
 
 
+class EnginePool:
+    """The engine's host pool, which this process has mapped too. A block and its seal are one payload to the store."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._bytes = np.frombuffer(mmap.mmap(spec.pool, spec.slots * spec.slot_bytes), np.uint8)
+        self._slot_bytes = spec.slot_bytes
+        self.payload_bytes = spec.block_bytes + SEAL_BYTES
+        self.seals = Seals(self._bytes, spec.block_bytes, spec.slot_bytes)
+
+    def register_with(self, store: Store) -> None:
+        store.register(self._bytes.ctypes.data, self._bytes.nbytes)
+
+    def addresses(self, slots: Sequence[int]) -> list[int]:
+        first = self._bytes.ctypes.data
+        return [first + slot * self._slot_bytes for slot in slots]
+
+
 class PorterProcess:
+    """Takes an engine's messages, and answers each once the store has done what it asks for."""
+
     def __init__(self, spec: Spec, connection: Connection, store: Store) -> None:
-        self._spec, self._connection, self._store = spec, connection, store
-        self._telling = threading.Lock()
-        self._pool = np.frombuffer(mmap.mmap(spec.pool, spec.slots * spec.slot_bytes), np.uint8)
-        self._seals = Seals(self._pool, spec.block_bytes, spec.slot_bytes)
-        store.register(self._pool.ctypes.data, self._pool.nbytes)
-        self._payload_bytes = spec.block_bytes + SEAL_BYTES
-        # A thread each: two calls of one direction at once take longer than one behind the other.
-        self._looker, self._getter, self._putter = ThreadPoolExecutor(1), nicer_by(NICER), nicer_by(NICER)
-        self._sealer = nicer_by(SEALERS_NICER, SEALERS)
+        self._spec = spec
+        self._connection = connection
+        self._answering = threading.Lock()  # threads answer, and one connection takes one answer at a time
+        self._store = store
+        self._pool = EnginePool(spec)
+        self._pool.register_with(store)
+        # Two calls of one direction at once take longer than one behind the other: each direction has one thread.
+        self._looks = ThreadPoolExecutor(max_workers=1)
+        self._gets = threads(1, nicer_by=NICER)
+        self._puts = threads(1, nicer_by=NICER)
+        self._checksums = threads(SEALERS, nicer_by=SEALERS_NICER)
 
     def run(self) -> None:
         """Runs until the engine closes its end."""
@@ -62,19 +190,19 @@ class PorterProcess:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Look):
-            self._looker.submit(self._look, message)
+            self._looks.submit(self._look, message)
             return
-        job = Job(message.number, len(message.keys), self._tell)
+        whole = MessageBlocks(message.number, len(message.keys), self._tell)
         size = min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
         for batch in slices(0, len(message.keys), size):
             parts = slices(batch.start, batch.stop, part_of(size))
             if isinstance(message, Put):
-                sealed = [self._sealer.submit(self._seal, message, part) for part in parts]
-                self._putter.submit(job.do, batch, self._put, message, sealed)
+                sealed = [self._checksums.submit(self._seal, message, part) for part in parts]
+                self._puts.submit(whole.do, batch, self._put, message, sealed)
             else:
-                got = self._getter.submit(self._get, message, batch)
+                got = self._gets.submit(self._get, message, batch)
                 for part in parts:
-                    self._sealer.submit(job.do, part, self._check, message, batch.start, got)
+                    self._checksums.submit(whole.do, part, self._check, message, batch.start, got)
 
     def _look(self, look: Look) -> None:
         ranks = self._spec.ranks
@@ -88,40 +216,38 @@ class PorterProcess:
         self._tell(Outcomes(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
 
     def _seal(self, put: Put, part: slice) -> None:
-        self._seals.write(put.keys[part], put.slots[part])
+        self._pool.seals.write(put.keys[part], put.slots[part])
 
     def _put(self, batch: slice, put: Put, sealed: Sequence[Future[None]]) -> list[Outcome]:
         for part in sealed:
             part.result()
-        return self._store.put(self._names(put.keys[batch]), self._addresses(put.slots[batch]), self._payload_bytes)
+        addresses = self._pool.addresses(put.slots[batch])
+        return self._store.put(self._names(put.keys[batch]), addresses, self._pool.payload_bytes)
 
     def _get(self, get: Get, batch: slice) -> list[Outcome]:
         slots = get.slots[batch]
-        self._seals.clear(slots)
-        return self._store.get(self._names(get.keys[batch]), self._addresses(slots), self._payload_bytes)
+        self._pool.seals.clear(slots)
+        return self._store.get(self._names(get.keys[batch]), self._pool.addresses(slots), self._pool.payload_bytes)
 
     def _check(self, part: slice, get: Get, first: int, got: Future[list[Outcome]]) -> list[Outcome]:
-        """Check the batch that begins with block `first` of the job."""
+        """Check a part of the batch that begins with block `first` of the message."""
         outcomes = got.result()[part.start - first : part.stop - first]
+        held = self._pool.seals.hold(get.keys[part], get.slots[part])
         return [
             Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
-            for outcome, holds in zip(outcomes, self._seals.hold(get.keys[part], get.slots[part]), strict=True)
+            for outcome, holds in zip(outcomes, held, strict=True)
         ]
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [object_name(key, self._spec.rank, self._spec.ranks) for key in keys]
 
-    def _addresses(self, slots: Sequence[int]) -> list[int]:
-        first, step = self._pool.ctypes.data, self._spec.slot_bytes
-        return [first + slot * step for slot in slots]
-
     def _tell(self, answer: Outcomes) -> None:
-        with self._telling, suppress(OSError):
+        with self._answering, suppress(OSError):
             self._connection.send(answer)
 
 
-class Job:
-    """Blocks of one message; the last of them answers."""
+class MessageBlocks:
+    """The blocks of one message. Whoever does the last of them answers it."""
 
     def __init__(self, number: int, blocks: int, tell: Callable[[Outcomes], None]) -> None:
         self._number, self._tell = number, tell
@@ -156,8 +282,8 @@ def part_of(batch: int) -> int:
     return math.ceil(batch / SEALERS / 3) * 3
 
 
-def nicer_by(increment: int, threads: int = 1) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, initializer=os.nice, initargs=(increment,))
+def threads(count: int, *, nicer_by: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, initializer=os.nice, initargs=(nicer_by,))
 
 
 def address_facing(master: str) -> str:

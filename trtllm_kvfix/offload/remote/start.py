@@ -6,8 +6,7 @@ from typing import Any
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.remote.arguments import Unnameable
-from trtllm_kvfix.offload.remote.model import parts_of
+from trtllm_kvfix.offload.remote.arguments import Unnameable, parts_of
 from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
 from trtllm_kvfix.offload.remote.worker import RemoteWorker
 from trtllm_kvfix.offload.switches import Switches

@@ -1,24 +1,221 @@
 """The worker side with a remote tier: passes fetches and puts on to this rank's porter, and agrees on their ends."""
 
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
-from trtllm_kvfix.offload.layout import Layout
+from trtllm_kvfix.offload.host_tier import text_of
+from trtllm_kvfix.offload.layout import BlockLayout
 from trtllm_kvfix.offload.ledger import JobState, Record
-from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
+from trtllm_kvfix.offload.remote.arguments import layout_parts
 from trtllm_kvfix.offload.remote.keys import root_of
-from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Put, Spec
-from trtllm_kvfix.offload.remote.model import layout_parts
-from trtllm_kvfix.offload.remote.porter_handle import PorterHandle
+from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Reply, Spec, StoreState
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
+from trtllm_kvfix.settings import environment
+
+PAUSE_S_MAX = 60.0
+# Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
+QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
+LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
+
+
+class PorterHandle:
+    """Starts a rank's porter, ends it, starts it again, and knows what was asked of it.
+
+    A porter that was asked to read into slots may write them for as long as it lives. So a read that has failed, or
+    takes too long, ends the process, and is answered once the process is gone.
+
+    Any thread may call it. None waits, except in `look`, within its bound, and in `close`.
+    """
+
+    def __init__(self, spec: Spec, timeout_s: float) -> None:
+        self._spec, self._timeout_s = spec, timeout_s
+        self._lock = threading.Lock()  # guards what follows
+        self._looks_numbered = count(-1, -1)  # puts and gets have the numbers of their jobs
+        self._asked: dict[int, tuple[Message, float]] = {}  # -> since when
+        self._answered: deque[tuple[Message, Outcomes]] = deque()  # puts and gets
+        self._looks: dict[int, queue.SimpleQueue[Outcomes]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.is_up = False
+        self.text = "not started"
+        self.starts = 0
+        self.error: Exception | None = None  # in the thread: there will be no porter any more
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="kvfix-porter", daemon=True)
+        self._thread.start()
+
+    @property
+    def process_id(self) -> int | None:
+        """The porter's process id. None if there is no porter now."""
+        process = self._process
+        return process.pid if process is not None else None
+
+    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
+        """Ask which blocks all ranks have. None if no answer comes in time."""
+        answers: queue.SimpleQueue[Outcomes] = queue.SimpleQueue()
+        with self._lock:
+            number = next(self._looks_numbered)
+            self._looks[number] = answers
+        try:
+            if not self._send(Look(number, keys)):
+                return None
+            answer = answers.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+        finally:
+            with self._lock:
+                self._looks.pop(number, None)
+        return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
+
+    def put(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
+        """Ask the porter to put these blocks; `take_answered` returns its answer. False if there is no porter now."""
+        return self._send(Put(job, keys, slots))
+
+    def get(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
+        return self._send(Get(job, keys, slots))
+
+    def end_if_stuck(self) -> None:
+        """Kill a porter whose call of the store does not end: it would hold up all that come after it."""
+        late = monotonic() - self._timeout_s
+        with self._lock:
+            is_late = any(since < late for _, since in self._asked.values())
+            process = self._process
+        if is_late and process is not None:
+            process.kill()
+
+    def take_answered(self) -> list[tuple[Message, Outcomes]]:
+        """Return the messages that have been answered or never will be. Nobody uses their slots any more."""
+        return [self._answered.popleft() for _ in range(len(self._answered))]
+
+    def close(self, wait_s: float) -> bool:
+        """Close the porter. True if its process is gone and so writes nothing any more."""
+        self._closing.set()
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.kill()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _send(self, message: Message) -> bool:
+        with self._lock:
+            if not self.is_up:
+                return False
+            self._asked[message.number] = message, monotonic()
+            self._outbox.put(message)
+        return True
+
+    def _supervise(self) -> None:
+        pause_s = 1.0
+        try:
+            while not self._closing.is_set():
+                began = monotonic()
+                self._live_once()
+                pause_s = 1.0 if monotonic() - began > PAUSE_S_MAX else min(2 * pause_s, PAUSE_S_MAX)
+                self._closing.wait(pause_s / 2)
+        except Exception as error:
+            with self._lock:
+                process, self.error = self._process, error
+            if process is not None:
+                process.kill()
+                process.wait()
+            self._lost()
+
+    def _live_once(self) -> None:
+        """Start a process, take what it says until it ends, and make sure that it is gone."""
+        ours, theirs = socket.socketpair()
+        connection, outbox = Connection(ours.detach()), queue.SimpleQueue[Message | None]()
+        process = self._started(theirs)
+        sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
+        sender.start()
+        with self._lock:
+            self._process, self._outbox = process, outbox
+            self.starts += 1
+        with suppress(EOFError, OSError):
+            while not self._closing.is_set():
+                self._hear(connection.recv(), process)
+        process.kill()
+        process.wait()
+        self._lost()
+        outbox.put(None)
+        sender.join()
+        connection.close()
+
+    def _started(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        spec = json.dumps(self._spec._replace(socket=theirs.fileno())._asdict())
+        paths = os.pathsep.join(filter(None, sys.path))  # it finds what this process finds
+        environ = QUIET | environment() | {"PYTHONPATH": paths}
+        with theirs:
+            return subprocess.Popen(
+                [sys.executable, "-m", "trtllm_kvfix.offload.remote.porter_process", spec], stdin=subprocess.DEVNULL,
+                pass_fds=[fd for fd in (theirs.fileno(), self._spec.pool) if fd >= 0],
+                env=environ, stderr=None if LOUD in environ else subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def _hear(self, reply: Reply, process: "subprocess.Popen[bytes]") -> None:
+        if isinstance(reply, StoreState):
+            self._note(reply)
+            return
+        with self._lock:
+            message, _ = self._asked.get(reply.number, (None, 0.0))
+            if isinstance(message, Get) and (reply.error or Outcome.FAILED in reply.outcomes):
+                process.kill()  # and is answered as all that it has been asked
+                return
+            self._asked.pop(reply.number, None)
+            if reply.number in self._looks:
+                self._looks[reply.number].put(reply)
+            elif message is not None and not isinstance(message, Look):
+                self._answered.append((message, reply))
+
+    def _note(self, state: StoreState) -> None:
+        with self._lock:
+            is_new = (self.is_up, self.text) != state
+            self.is_up, self.text = state
+        if is_new and state.is_up:
+            log.info("the remote tier is up: this node is %s to the store", state.text)
+        elif is_new:
+            log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
+
+    def _lost(self) -> None:
+        """Answer all that the process was asked: it is gone."""
+        with self._lock:
+            asked, self._asked = self._asked, {}
+            if self.is_up:
+                self.is_up, self.text = False, "the process that has the store's client has ended"
+            for message, _ in asked.values():
+                answer = Outcomes(message.number, (), self.text)
+                if not isinstance(message, Look):
+                    self._answered.append((message, answer))
+                elif message.number in self._looks:
+                    self._looks[message.number].put(answer)
+
+
+def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
+    """Send what is in the outbox. It has a thread of its own: a process that does not read fills the socket."""
+    with suppress(OSError):
+        while (message := outbox.get()) is not None:
+            connection.send(message)
+
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ENDS = ("missing", "full", "changed on its way", "failed")
@@ -50,7 +247,7 @@ class RemoteWorker(OffloadWorker):
         self.porter: PorterHandle | None = None
         self.holder: PorterHandle | None = None  # of the segment: nothing that fails in the porter takes it along
 
-    def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
+    def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
         super().register_layout(device, describe)
         if self._identity is None:
             self._report.remote_is("off: the engine's arguments have no name (see the log)")
@@ -91,7 +288,7 @@ class RemoteWorker(OffloadWorker):
         return super().finished(finished_request_ids, loading_request_ids)
 
     def _close(self, until: float) -> bool:
-        """The porter comes before the holder: the pool depends on it."""
+        """Close the porter before the holder, because the pool depends on it."""
         if self.porter is not None and not self.porter.close(left_until(until)) and self._pool is not None:
             self._pool.abandon()  # it may still be written
         if self.holder is not None:
@@ -112,7 +309,7 @@ class RemoteWorker(OffloadWorker):
             loading.job, loading.is_over = None, False
 
     def _put_next(self) -> None:
-        """One at a time: fetches come before them."""
+        """Begin the next put. There is one at a time, because fetches come first."""
         if self._putting is not None and self._putting.written is JobState.QUEUED:
             return
         self._putting = None

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from trtllm_kvfix.offload.remote.keys import KeyChain
-from trtllm_kvfix.offload.remote.staging import staging_slots
+from trtllm_kvfix.offload.remote.puts import staging_slots
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Known, Live
 
 MIN_REUSE_BLOCKS = 4  # as the connector's default

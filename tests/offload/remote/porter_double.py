@@ -19,7 +19,7 @@ def sealed(block_bytes: int) -> int:
     return (block_bytes + SEAL_BYTES + 63) // 64 * 64
 
 
-class FakePorter:
+class PorterDouble:
     """`memory` is the store's: of several engines, or of one that begins anew."""
 
     def __init__(self, spec: Spec, pool_address: int, memory: dict[Key, bytes]) -> None:
@@ -83,7 +83,7 @@ class FakePorter:
 
 
 def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
-    """A connector that starts from now on has a FakePorter in it, and a remote tier in its settings."""
+    """A connector that starts from now on has a PorterDouble in it, and a remote tier in its settings."""
     pools: list[Any] = []
     noting = worker.RemoteWorker._noting_the_pool
 
@@ -91,9 +91,9 @@ def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
         pools.append(noting(side, *args))
         return pools[-1]
 
-    def porter(spec: Spec, timeout_s: float) -> FakePorter:
+    def porter(spec: Spec, timeout_s: float) -> PorterDouble:
         del timeout_s
-        return FakePorter(spec, pools[-1].address, memory)
+        return PorterDouble(spec, pools[-1].address, memory)
 
     patch.setattr(worker.RemoteWorker, "_noting_the_pool", noting_here)
     patch.setattr(worker, "PorterHandle", porter)

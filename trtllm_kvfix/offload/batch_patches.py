@@ -1,18 +1,7 @@
-"""Room for requests that load: what they will grow into is nobody else's.
+"""What we change in upstream about a batch before it runs, because upstream has no callback there.
 
-Upstream starts a request when the blocks until its last token are free beside those that requests which generate may
-still take. Most releases look at nobody else. Requests that wait for a load, of any connector, hold the blocks of their
-prompts, and what they need besides goes to others. In a full pool they come back, find no room, and each waits for
-another of them to end.
-
-So while any request loads, or waits for its first step behind a load, those that have not started are shown to the
-scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops looking
-at the first request without room, and must not stop before one that has blocks. They keep their order. They wait no
-longer than the requests that load now, because no request that would start a new load overtakes them.
-
-A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes. In a full pool it
-takes them from a request that has started and waits for no load, and that request begins again. So there is nothing to
-keep.
+The connector gets each request as a whole (`WholeRequests`), and the cache manager, whose copies into blocks loads must
+follow. In a full pool, requests that load find room (`Room`).
 """
 
 import inspect
@@ -23,24 +12,42 @@ from typing import Any
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.kept_blocks import ids
+from trtllm_kvfix.offload.ending_patches import ids
+from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, mapping_of
 from trtllm_kvfix.ranks import Tag
 
-FUSE = "offload-room"
-PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
+ROOM_FOR_LOADS = "offload-room"
+SCHEDULER_PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
 POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")
 V2_PLACE, V2_SCHEDULER = f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler"
 GIVES_WAY = "enable_recompute_pause"
 
 
 class Room:
-    """The room of one cache manager, which upstream names later. The executor's thread alone uses it."""
+    """Room for requests that load: what they will grow into is nobody else's.
+
+    Upstream starts a request when the blocks until its last token are free beside those that requests which generate
+    may still take. Most releases look at nobody else. Requests that wait for a load, of any connector, hold the blocks
+    of their prompts, and what they need besides goes to others. In a full pool they come back, find no room, and each
+    waits for another of them to end.
+
+    So while any request loads, or waits for its first step behind a load, those that have not started are shown to the
+    scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops
+    looking at the first request without room, and must not stop before one that has blocks. They keep their order. They
+    wait no longer than the requests that load now, because no request that would start a new load overtakes them.
+
+    A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes. In a full pool
+    it takes them from a request that has started and waits for no load, and that request begins again. So there is
+    nothing to keep.
+
+    A `Room` is that of one cache manager, which upstream names later. The executor's thread alone uses it.
+    """
 
     def __init__(self, fuse_of_room: Fuse, voting: Voting) -> None:
         self.manager: Any = None
@@ -50,11 +57,11 @@ class Room:
         _rooms.add(self)
 
     def is_in(self, manager: Any) -> bool:
-        """Upstream's schedulers know the bound half of it."""
+        """Whether this is the room of that manager. Upstream's schedulers know the bound half of theirs."""
         return self.manager is not None and getattr(self.manager, "impl", None) is manager
 
     def shown(self, active: Sequence[Any]) -> Sequence[Any]:
-        """Those of the active requests that the scheduler may choose from: the same on every rank."""
+        """Return the active requests that the scheduler may choose from. They are the same on every rank."""
         if self._fuse.blown:
             return active
         self._voting.begin()
@@ -75,7 +82,7 @@ class Room:
         return [request for request in active if request.py_request_id not in self._held_back]
 
     def _without_room(self, active: Iterable[Any]) -> list[Any]:
-        """The first of those that wait to start for which nothing is left, and all behind it."""
+        """Return the requests that wait to start, from the first one on for which no room is left."""
         connector = self.manager.kv_connector_manager
         loading, loaded = ids(connector, "loading"), connector.finished_async_loading_requests
         if not loading and not loaded:
@@ -135,13 +142,13 @@ _rooms: Living[Room] = Living()
 
 def room_here() -> Room:
     """The room of this process, which shares batches with the other ranks."""
-    fuse_of_room = fuse.of(FUSE)
+    fuse_of_room = fuse.of(ROOM_FOR_LOADS)
     return Room(fuse_of_room, Voting(fuse_of_room, Tag.ROOM))
 
 
-def replacements() -> list[Replacement]:
+def room_replacements() -> list[Replacement]:
     """Have upstream's capacity schedulers choose from what they are shown: those of its C++, and of its Python."""
-    found = {name: place for name in POLICIES for place in reversed(PLACES) if is_python(place, name)}
+    found = {name: place for name in POLICIES for place in reversed(SCHEDULER_PLACES) if is_python(place, name)}
     if not found:
         log.warning(
             "upstream's capacity scheduler was not found: no room is kept for requests that load (docs/offload.md)"
@@ -163,3 +170,72 @@ def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, active_requests, *args, **kwargs)
 
     return schedule_request
+
+
+# The copies that upstream makes if a prompt matches the beginning of a block, and the loads that must come after them.
+#
+# Upstream enqueues them on streams of its own while it allocates, and lets the stream of its block manager wait for
+# them. A connector gets another stream, which follows that one only from the next forward pass. A load that starts
+# sooner writes a block that was cached a moment ago and is still being copied from. Then the copy has values of the
+# load.
+PARTIAL_COPIES = "offload-partial-copies"
+START_BATCH = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
+
+
+def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _kv_connector_start_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        worker: Any = getattr(getattr(self, "kv_connector_manager", None), "worker", None)
+        if hasattr(worker, "note_cache_manager"):
+            with guarded(PARTIAL_COPIES) as told:
+                worker.note_cache_manager(self.kv_cache_manager)
+            worker.copies_unknown = told.failed
+        return original(self, *args, **kwargs)
+
+    return _kv_connector_start_batch
+
+
+def stream_behind_copies(kv_cache_manager: Any) -> Any:
+    """Return the stream of its block manager. None if we know of none: V1 and V2 have had one since 1.1."""
+    return getattr(kv_cache_manager, "_stream", None)
+
+
+WHOLE_REQUESTS = "offload-whole-requests"
+PREPARE_RESOURCES = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
+
+
+class WholeRequests:
+    """The requests of a batch as the executor has them.
+
+    V1 asks for a prefix from C++, with the bound part of a request. That part lacks what Python keeps: the data of
+    images. So the connector notes the requests that are about to be prepared, and looks there. The executor's thread
+    alone uses it.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Any] = {}
+
+    def note(self, scheduled: Any) -> None:
+        self._requests = {request.py_request_id: request for request in scheduled.context_requests}
+
+    def whole(self, request: Any) -> Any:
+        return self._requests.get(request.request_id, request)
+
+
+def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
+        if isinstance(batch, WholeRequests):
+            with guarded(WHOLE_REQUESTS):  # after a fault the requests stay opaque
+                batch.note(scheduled_batch)
+        return original(self, scheduled_batch, *args, **kwargs)
+
+    return prepare_resources
+
+
+def replacements() -> list[Replacement]:
+    """Have upstream pass whole requests and its cache manager to the connector, and schedule what has room."""
+    return [
+        Replacement(START_BATCH, telling_the_worker),
+        Replacement(PREPARE_RESOURCES, noting_the_batch),
+        *room_replacements(),
+    ]
