@@ -32,7 +32,7 @@ PAUSE_MIN_S, PAUSE_MAX_S, PAUSES_PER_WAIT = 0.00002, 0.002, 64
 class Tag(IntEnum):
     """Every tag of ours. Upstream's own are far below."""
 
-    ATTESTATION = 27510  # what a rank runs (overlay/agreement.py)
+    ATTESTATION = 27510  # what a rank runs (overlay/start_gate.py)
     VERDICT = 27511  # rank 0's answer to it
     ADMISSION = 27520  # votes on a change of the batch (overlay/vote.py)
     BUDGET = 27521
