@@ -1,6 +1,8 @@
 """No engine starts before its ranks have compared which fixes they run: `PyExecutor.start_worker` waits for that.
 
 Every rank calls it once the managers are built and the model is warm, when everything that fixes replace is imported.
+Ranks that run different fixes must not form an engine. They compare by MPI where there is more than one rank, else by
+the files of the same job on this host. Over MPI, a rank without the hook is named after a while.
 """
 
 import functools

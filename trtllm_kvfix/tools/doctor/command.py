@@ -79,12 +79,12 @@ def displaced(settings: "Settings") -> list[str]:
 
 def as_the_server(settings: "Settings", command: Sequence[str], *, runs_here: bool) -> "Settings":
     """The settings of a server that `run` starts with `settings` and this command, here or elsewhere."""
-    from trtllm_kvfix.overlay import launch, server_file  # noqa: PLC0415  a report without a command does without them
+    from trtllm_kvfix.overlay import launch, server_config  # noqa: PLC0415  a report without a command does without them
     from trtllm_kvfix.settings import as_variables, environment  # noqa: PLC0415
 
     if runs_here:
         launch.checked(command)
-    return server_file.settings_for(command, environment() | as_variables(settings))
+    return server_config.settings_for(command, environment() | as_variables(settings))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
