@@ -204,7 +204,7 @@ RULES = [
         "from pathlib import Path\nPath('x').read_text()",
         # The writers themselves; the hook's own file, a picture where the user wants it, a private folder of mkdtemp,
         # and the null device.
-        except_paths=r"trtllm_kvfix/(runtime_files|written|streams|tools/pictures|"
+        except_paths=r"trtllm_kvfix/(runtime_files|written|cli|tools/pictures|"
         r"overlay/(hook_file|watcher))\.py",
     ),
     Rule(

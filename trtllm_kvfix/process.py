@@ -11,7 +11,7 @@ from typing import Any
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
-from trtllm_kvfix.managers import constructors, refused_engines
+from trtllm_kvfix.managers import constructors
 from trtllm_kvfix.overlay import (
     child_environment,
     import_hook,
@@ -28,7 +28,7 @@ from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export
 
 here.fixes = ALL
 active = Activation(
-    here, (server_config, start_gate, server_end, child_environment, *constructors.ALL), refused_engines.objection
+    here, (server_config, start_gate, server_end, child_environment, *constructors.ALL), constructors.objection
 )
 
 

@@ -37,8 +37,8 @@ class Tag(IntEnum):
     ADMISSION = 27520  # votes on a change of the batch (overlay/vote.py)
     BUDGET = 27521
     ROOM = 27522
-    BOOKS = 27530  # digests of the native manager's books (managers/comparison.py)
-    TIME = 27531  # rank 0's clock (managers/clock.py)
+    BOOKS = 27530  # digests of the native manager's books (managers/between_ranks.py)
+    TIME = 27531  # rank 0's clock (managers/between_ranks.py)
 
 
 class RanksDiffer(KvfixError):
