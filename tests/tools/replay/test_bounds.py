@@ -12,8 +12,7 @@ from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
 from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
-from trtllm_kvfix.tools.replay.runs import comparison, execute, sweep
-from trtllm_kvfix.tools.replay.side_by_side import Run
+from trtllm_kvfix.tools.replay.runs import Run, comparison, execute, sweep
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 from trtllm_kvfix.tools.replay.workload import generate
