@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.fixes.batches import main_v1_manager
-from trtllm_kvfix.fixes.staged_offsets_v1.record import FIX as STAGED_V1
-from trtllm_kvfix.fixes.staged_offsets_v2.record import FIX as STAGED_V2
-from trtllm_kvfix.fixes.token_budget import record as token_budget
+from trtllm_kvfix.fixes.staged_offsets_v1.fix import FIX as STAGED_V1
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import FIX as STAGED_V2
+from trtllm_kvfix.fixes.token_budget import fix as token_budget
 from trtllm_kvfix.managers.constructors import build_objection, native_cache, native_events
 from trtllm_kvfix.overlay.fix import Fix, Replacement, State
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream

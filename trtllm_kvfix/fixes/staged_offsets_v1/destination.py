@@ -163,6 +163,50 @@ class _Selection:
         return self
 
 
+class ObservedDestination:
+    def __init__(self, tensor: Any, table: Any) -> None:
+        self.tensor = tensor
+        self.copied: list[tuple[Any, Any]] = []  # index and source of upstream's statements
+        self._table = table
+
+    def __getitem__(self, index: Any) -> "_Observed":
+        return _Observed(self, index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    def shipment(self) -> Shipment | None:
+        """Return the copies that upstream's method made, while the table still holds the intended rows.
+
+        None if it did anything but copy the same rows of every pool to their own places.
+        """
+        pools, rows_max, planes, blocks = self._table.shape
+        pool_bytes = rows_max * planes * blocks * WORD_BYTES
+        parts = [
+            part
+            for index, source in self.copied
+            for part in recognised(index, source.data_ptr() - self._table.data_ptr(), pools, pool_bytes)
+        ]
+        if not parts or parts != [Part(pool, *parts[0][1:]) for pool in range(pools)]:
+            return None
+        _, rows, width = parts[0]
+        return Shipment(memory_of(self.tensor), self._table.numpy()[:, :rows, :, :width].copy())
+
+
+class _Observed:
+    __slots__ = ("_destination", "_index")
+
+    def __init__(self, destination: ObservedDestination, index: Any) -> None:
+        self._destination = destination
+        self._index = index
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> "_Observed":
+        destination = self._destination
+        destination.tensor[self._index].copy_(source, non_blocking=non_blocking)
+        destination.copied.append((self._index, source))
+        return self
+
+
 def recognised(index: Any, offset: int, pools: int, pool_bytes: int) -> list[Part]:
     """The parts of a table that go to their own places, where `index` is [pool, :rows] or [pool, :rows, :, :width]."""
     if not isinstance(index, tuple) or len(index) not in (2, 3, 4):
