@@ -214,7 +214,7 @@ RULES = [
         "text = file.read_text()",
         "text = text_of(file, BYTES_MAX)",
         # The kernel's files and ours, and files that a command line names, which may be a pipe of the shell.
-        except_paths=r"trtllm_kvfix/(blas|hazards/table|machine|offload/limits|overlay/(hook_file|watcher)|pages|runtime_files"
+        except_paths=r"trtllm_kvfix/(engine/machine|hazards/table|machine|offload/limits|overlay/(hook_file|watcher)|pages|runtime_files"
         r"|tools/replay/source)\.py",
     ),
     Rule("asserts can fail", r"(tests|bench)/.*\.py", constant_asserts, "assert True", "assert x"),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.tools.doctor.buffers import candidates
+from trtllm_kvfix.tools.doctor.examine import candidates
 
 SOURCE = """
 class Metadata:

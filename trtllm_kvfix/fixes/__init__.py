@@ -24,3 +24,7 @@ def _record(fix_id: str) -> Fix:
 
 
 ALL: tuple[Fix, ...] = tuple(_record(fix_id) for fix_id in FIX_IDS)
+
+
+def of(fix_id: str) -> Fix:
+    return next(fix for fix in ALL if fix.id == fix_id)
