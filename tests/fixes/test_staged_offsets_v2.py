@@ -132,7 +132,7 @@ CALLS = (
 )
 WIDE = (
     *(f"{ROOM}.fix.{name}" for name in ("private_lot", "keep_until_read")),
-    f"{ROOM}.private_rows.current_place",
+    f"{ROOM}.fix.current_place",
     *(f"native.Device.{name}" for name in ("create_event", "record", "done")),
 )
 
