@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.hazards.simulated import require
+from trtllm_kvfix.hazards.h6_listener_port import simulated as h6
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
@@ -126,19 +126,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
 
 
 def self_test() -> None:
-    class Config:
-        def __init__(self, enable_prog_thread: bool = True, enable_listen_thread: bool = False) -> None:
-            self.threads = (enable_prog_thread, enable_listen_thread)
-
-    Config.__init__ = without_listener(["adapter"], Config.__init__)  # type: ignore[method-assign]
-    for caller, positional, expected in (
-        ("adapter", (True, True), (True, False)),
-        ("adapter", (False,), (False, False)),
-        ("elsewhere", (True, True), (True, True)),
-    ):
-        scope: dict[str, Any] = {"__name__": caller, "Config": Config, "positional": positional}
-        threads = eval("Config(*positional).threads", scope)
-        require(threads == expected, f"called from {caller} with {positional} the threads are {threads}")
+    h6.self_test(without_listener)
 
 
 FIX = Fix(

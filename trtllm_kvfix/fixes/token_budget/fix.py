@@ -15,7 +15,6 @@ they compute nothing and are left alone.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,7 +24,7 @@ from trtllm_kvfix.fixes.computed_blocks.fix import holds_for
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_tokens, plan, tell
-from trtllm_kvfix.hazards.simulated import require
+from trtllm_kvfix.hazards.h3_admission_reuse import simulated as h3
 from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
@@ -360,39 +359,16 @@ def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Rep
     ]
 
 
-@dataclass(frozen=True)
-class _Sampling:
-    beam_width: int = 1
-
-
-@dataclass(eq=False)
-class _Request:
-    context_remaining_length: int
-    context_chunk_size: int
-    context_current_position: int = 0
-    py_draft_tokens: tuple[int, ...] = ()
-    sampling_config: _Sampling = _Sampling()
-
-
-@dataclass
-class _Batch:
-    context_requests: list[_Request] = field(default_factory=list)
-    generation_requests: list[_Request] = field(default_factory=list)
-
-
 def self_test() -> None:
-    def never(_: Any) -> bool:
+    def nothing(_: Any) -> bool:
         return False
 
-    for chunked, left, chunk in ((True, 2, 8), (False, 1, 20)):
-        first, last = _Request(20, 20), _Request(20, 20)
-        batch = _Batch([first, last], [_Request(0, 0)])
-        limits = Limits(max_num_tokens=31, chunked_prefill=chunked, tokens_per_block=8)
-        what = plan(batch, limits, spared=never, stays=never)
+    def fit(batch: Any, max_num_tokens: int, *, chunked_prefill: bool) -> int:
+        what = plan(batch, Limits(max_num_tokens, chunked_prefill, tokens_per_block=8), spared=nothing, stays=nothing)
         Made(batch, what)
-        require(what.tokens <= 31, f"{what.tokens} tokens are left of a budget of 31")
-        require(len(batch.context_requests) == left, f"{len(batch.context_requests)} requests stayed, expected {left}")
-        require(last.context_chunk_size == chunk, f"the last chunk has {last.context_chunk_size} tokens, not {chunk}")
+        return what.tokens
+
+    h3.self_test_of_the_budget(fit)
 
 
 FIX = Fix(
