@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -155,27 +156,49 @@ def outlook(status: FixStatus, hook: str) -> str:
     return "needed, will be applied" if hook in HOOKED else "needed, no hook is installed"
 
 
+class Lack(Enum):
+    """Why a server that is started from here would run without a fix that it needs, or may need."""
+
+    UNDECIDED = auto()  # the probe cannot tell whether the fix fits
+    SWITCHED_OFF = auto()
+    UNHOOKED = auto()
+
+
+def lack_of(status: FixStatus, hook: str, *, forced: bool) -> Lack | None:
+    if status.word == State.UNKNOWN.value:
+        return None if forced and status.choice == "on" else Lack.UNDECIDED
+    if not status.missing:
+        return None
+    if status.choice == "off":
+        return Lack.SWITCHED_OFF
+    return None if hook in HOOKED else Lack.UNHOOKED
+
+
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
-    """Reasons to exit with 1. A remedy that several fixes share is named once."""
-    found = []
-    for status in statuses:
-        if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
-            off = f"kvfix.fixes.{status.id}: off accepts that"
-            found.append(
-                f"fix {status.id} is not applied, because its probe cannot tell whether it fits: {status.reason}; {off}"
-            )
-        elif status.missing and status.choice == "off":
-            found.append(f"fix {status.id} is needed ({status.reason}) and switched off")
-    unhooked = [status.id for status in statuses if status.missing and status.choice != "off"]
-    if unhooked and hook not in HOOKED:
-        way = (
-            "`trtllm-kvfix run -- COMMAND` starts a server with them, `trtllm-kvfix enable` installs a hook"
-            if hook == "none"
-            else f"{ENV_ENABLED} or kvfix.enabled is false; set it to true"
-        )
-        needed = f"{number_of(len(unhooked), 'fix', 'fixes')} {form(len(unhooked), 'is', 'are')} needed"
-        found.append(f"{needed} and no hook is active ({', '.join(unhooked)}): {way}")
-    return found
+    """Reasons to exit with 1. The remedy for fixes that no hook brings is named once."""
+    lacks = [(status, lack_of(status, hook, forced=forced)) for status in statuses]
+    found = [_said_of(status, lack) for status, lack in lacks if lack in (Lack.UNDECIDED, Lack.SWITCHED_OFF)]
+    unhooked = [status.id for status, lack in lacks if lack is Lack.UNHOOKED]
+    return [*found, _said_of_unhooked(unhooked, hook)] if unhooked else found
+
+
+def _said_of(status: FixStatus, lack: Lack) -> str:
+    if lack is Lack.SWITCHED_OFF:
+        return f"fix {status.id} is needed ({status.reason}) and switched off"
+    return (
+        f"fix {status.id} is not applied, because its probe cannot tell whether it fits: {status.reason}; "
+        f"kvfix.fixes.{status.id}: off accepts that"
+    )
+
+
+def _said_of_unhooked(fix_ids: Sequence[str], hook: str) -> str:
+    way = (
+        "`trtllm-kvfix run -- COMMAND` starts a server with them, `trtllm-kvfix enable` installs a hook"
+        if hook == "none"
+        else f"{ENV_ENABLED} or kvfix.enabled is false; set it to true"
+    )
+    needed = f"{number_of(len(fix_ids), 'fix', 'fixes')} {form(len(fix_ids), 'is', 'are')} needed"
+    return f"{needed} and no hook is active ({', '.join(fix_ids)}): {way}"
 
 
 def tried(fixes: Sequence[Fix]) -> dict[str, str]:
