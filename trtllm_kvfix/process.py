@@ -38,7 +38,7 @@ def begin() -> None:
     if switched_off(environment()):
         server_config.ignore_section()
         return
-    server_end.install()
+    server_end.show_our_errors()
     settings = load()
     if settings.enabled:
         active.activate(settings)

@@ -25,7 +25,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
         seen.append(error)
 
     monkeypatch.setattr(sys, "excepthook", keep)
-    server_end.install()
+    server_end.show_our_errors()
     return seen
 
 
@@ -75,5 +75,5 @@ def test_error_while_one_of_ours_was_handled_keeps_its_traceback(others: list[Ba
 @pytest.mark.usefixtures("others")
 def test_hook_is_installed_once() -> None:
     installed = sys.excepthook
-    server_end.install()
+    server_end.show_our_errors()
     assert sys.excepthook is installed

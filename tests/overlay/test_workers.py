@@ -14,7 +14,7 @@ from trtllm_kvfix.overlay import child_environment
 def own(greeting):
     from trtllm_kvfix.settings import load
     print(greeting, load().fixes.of("nixl-listener"))
-child_environment.start({{"TRTLLM_KVFIX_FIXES_NIXL_LISTENER": "off"}}, own, ("hello",))
+child_environment.start_worker({{"TRTLLM_KVFIX_FIXES_NIXL_LISTENER": "off"}}, own, ("hello",))
 {RECORD}
 """
     assert python(small, code).stdout.splitlines() == ["hello off", "['ours', 'upstream', 'upstream']"]
@@ -27,7 +27,7 @@ def test_nothing_large_is_imported_before_upstream_does(small: Path) -> None:
     code = """
 import sys
 from trtllm_kvfix.overlay import child_environment
-child_environment.start({}, None, ())
+child_environment.start_worker({}, None, ())
 print(sorted({"torch", "tensorrt_llm", "mpi4py"} & {name.partition(".")[0] for name in sys.modules}))
 """
     done = python(small, code)

@@ -103,12 +103,12 @@ def with_initializer(init: Callable[..., None]) -> Callable[..., None]:
         self: Any, max_workers: int | None = None, initializer: Any = None, initargs: Any = (), **kwargs: Any
     ) -> None:
         sent = (carried(), initializer, initargs)
-        init(self, max_workers, initializer=start, initargs=sent, **kwargs)
+        init(self, max_workers, initializer=start_worker, initargs=sent, **kwargs)
 
     return __init__
 
 
-def start(variables: dict[str, str], initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
+def start_worker(variables: dict[str, str], initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
     """In the worker, where upstream may have been imported already, with the module that the server was started by."""
     from trtllm_kvfix import process  # noqa: PLC0415  the one way up: this runs in another process
 

@@ -103,7 +103,7 @@ def write(folder: Path, why: str) -> Path:
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def install() -> None:
+def show_our_errors() -> None:
     if getattr(sys.excepthook, "func", None) is not show:
         sys.excepthook = partial(show, sys.excepthook)
 
