@@ -132,15 +132,15 @@ def main(ctx: click.Context, config: Path | None) -> None:
     ctx.default_map = ctx.obj.model_dump()
 
 
-# ---- standard output and standard error, open, and at a loss for no letter ----
+# ---- standard output and standard error ----
 
 # Python's own choices for standard output. Either ends a command at the first letter that the encoding lacks.
 _STOPS_AT_A_LETTER = ("strict", "surrogateescape")
 
 
 def _prepare_streams() -> None:
-    """Before the first word. A closed stream takes everything and keeps nothing; a letter that the terminal's encoding
-    lacks is shown as `?`."""
+    """Call this before anything is written. What goes to a closed stream is discarded, and a letter that the terminal's
+    encoding lacks is shown as `?`."""
     for number, name in enumerate(("stdout", "stderr"), start=1):
         stream = getattr(sys, name)
         if stream is None:
@@ -161,7 +161,7 @@ def _did_not_take(error: OSError) -> bool:
 
 
 def _complain(text: str) -> None:
-    """On standard error. Where that cannot be written either, the exit code has to do."""
+    """Write to standard error. If that cannot be written either, the exit code has to be enough."""
     try:
         click.echo(text, err=True)
     except OSError:
@@ -169,5 +169,5 @@ def _complain(text: str) -> None:
 
 
 def _give_up(stream: TextIO) -> None:
-    """It cannot be written: what is buffered goes nowhere, so that the interpreter's end does not try."""
+    """The stream cannot be written. Discard what it holds, or the interpreter would try again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -2,9 +2,9 @@
 
 Counts are collected when they are scraped, into a registry of our own: an application's other metrics stay apart.
 
-The process has better to do than to serve: one thread does it, whatever number of clients there is. A client that sends
-nothing, or takes nothing, costs a file descriptor until its time is up or too many others have come after it. So a port
-scanner cannot fill a rank with threads, and a scrape is answered meanwhile.
+One thread serves all clients, because the process has other work. A client that sends nothing, or reads nothing, costs
+a file descriptor until its time is up or too many others have come after it. So a port scanner cannot fill a rank with
+threads, and a scrape is answered meanwhile.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Page = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # a WSGI
 
 
 class PageServer:
-    """It serves from its making on. A port that cannot be used raises OSError."""
+    """It begins to serve when it is made. A port that cannot be used raises OSError."""
 
     def __init__(self, address: str, port: int, page: Page) -> None:
         self._page = page
@@ -66,8 +66,8 @@ class PageServer:
             self._open.pop(next(iter(self._open))).cancel()
         self._open[task] = task
         try:
-            # What a client gets wrong is its own affair: it hangs up, takes too long, or says what is no request. Only
-            # this object cancels, and asyncio of Python 3.11 logs what is cancelled.
+            # A client may hang up, take too long, or send something that is no request; none of that is our concern.
+            # Only this object cancels, and asyncio of Python 3.11 logs what is cancelled.
             with suppress(*GONE):
                 await asyncio.wait_for(self._answer(reader, writer), CONNECTION_S_MAX)
         finally:
@@ -92,7 +92,7 @@ class PageServer:
 
 
 def request_of(head: bytes) -> dict[str, Any]:
-    """What a page asks of it, as WSGI names it. Raises ValueError where it is no request."""
+    """The parts of a request that a page reads, under WSGI's names. Raises ValueError if `head` is no request."""
     first, *rest = head.decode("latin-1").splitlines()
     method, target, _version = first.split()
     headers: Mapping[str, str] = {

@@ -109,7 +109,7 @@ def with_initializer(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def start_worker(variables: dict[str, str], initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
-    """In the worker, where upstream may have been imported already, with the module that the server was started by."""
+    """This runs in the worker. The server's main module, and upstream with it, may have been imported already."""
     from trtllm_kvfix import process  # noqa: PLC0415  the one way up: this runs in another process
 
     export(variables)

@@ -33,7 +33,7 @@ class Reads:
 
     An executor's thread uses it alone; what its engine enqueued in another, while it was built, is awaited as well.
 
-    Where our own code fails, the whole stream is awaited instead: slower, and as safe.
+    If our own code fails, the step waits for the whole stream, which is slower and as safe.
     """
 
     def __init__(self, fuse: Fuse) -> None:

@@ -9,7 +9,7 @@ Not every step begins with scheduling: ranks of a pipeline run what another rank
 several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless that wait has been
 made.
 
-Where our own code fails, the fence waits for the whole stream. It does the same when it stands down.
+If our own code fails, the fence waits for the whole stream. It does the same when it stands down.
 """
 
 import threading
@@ -53,7 +53,7 @@ class InputFence:
         pending[key] = marks[key]
 
     def wait(self, engine: Any = None) -> None:
-        """Wait for the last inputs of one engine, or of all. It raises nothing, and costs nothing if no wait is due."""
+        """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
         due: list[Mark] = []
         try:
             due += self._due(engine)
@@ -125,7 +125,7 @@ class ObservedFence(InputFence):
             self._tried.in_a_row = 0
 
     def fall_back(self) -> None:
-        """Whoever only counts waits for nothing."""
+        """An observer waits for nothing."""
 
 
 # ---- when it is needed, and what it replaces ----

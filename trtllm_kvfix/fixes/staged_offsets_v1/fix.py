@@ -6,7 +6,7 @@ beams, cross attention or widths stays as it is, and only these statements chang
 
     dst[pool, :num_seqs].copy_(table[pool, :num_seqs], non_blocking=True)  # reads the table when the stream gets there
 
-Where our own code fails, the same statement copies before it returns. A fix that stands down does the same.
+If our own code fails, the same statement copies before it returns. A fix that stands down does the same.
 
 For the choice `observe`, upstream copies as always, and one call in so many is looked at. It gets a destination of
 ours, which runs every statement as it is and notes what it copied.
@@ -97,7 +97,7 @@ def staged_prepare(stagers: Stagers, original: Callable[..., Any]) -> Callable[.
 def _destination(
     owner: Any, tensor: Any, table: Any, stagers: Stagers, tried: fuse.Fuse, *, lends: bool
 ) -> StagedDestination:
-    """With the table ready to be filled."""
+    """The destination of this call. When this returns, the table may be filled."""
     known: dict[int, StagedDestination] = vars(owner).setdefault(SHIPPED_TO, {})
     found = known.get(id(tensor))
     if found is None or found.tensor is not tensor or found.table is not table or found.stagers is not stagers:

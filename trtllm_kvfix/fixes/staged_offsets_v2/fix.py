@@ -4,7 +4,7 @@ If the cache writes into a row later, in the same iteration or because the row h
 earlier call. The rows of the batch are read out of the live table during the call; or, where a copy engine reads them,
 before any writer can reach them again (lending.py). Copies get snapshots of rows, copy index and scratch ranges.
 
-Where our own code fails, upstream's kernel is launched as the caller asked, and the call returns when it has run. A fix
+If our own code fails, upstream's kernel is launched as the caller asked, and the call returns when it has run. A fix
 that stands down does the same.
 
 For comparison with the offsets that arrive, those that a launch should write are computed here, too.

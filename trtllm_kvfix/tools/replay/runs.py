@@ -79,7 +79,7 @@ class Run(NamedTuple):
 
 @dataclass
 class _Desk:
-    """The things that a process works with."""
+    """What a process of the pool works with."""
 
     workload: Workload
     finished: Any  # requests, by the number of the run; shared
