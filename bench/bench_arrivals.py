@@ -15,7 +15,7 @@ from overlay_case import TOKENS_PER_BLOCK, Call, compared  # first: it puts the 
 
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import Admission
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
 from trtllm_kvfix.ranks import Tag

@@ -18,11 +18,11 @@ import numpy as np
 from measure import REPOSITORY, RESULTS, Row, Summary, pin_to_one_core, quiet_garbage_collector, report
 
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
-from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
-from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
+from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
+from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
+from trtllm_kvfix.fixes.staged_offsets_v1.fix import StagedOffsetsV1
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
 from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.staging import OffsetStager, on_stream
 

@@ -25,13 +25,13 @@ from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
 from overlay_case import Call, Case, alternate, cases, compared
 
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
-from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
+from trtllm_kvfix.fixes.batched_admission.fix import Admission
+from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
+from trtllm_kvfix.fixes.staged_offsets_v1.fix import StagedOffsetsV1
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, WayBack
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
-from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
+from trtllm_kvfix.fixes.token_budget.fix import BudgetKeeper
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
 from trtllm_kvfix.ranks import Tag

@@ -5,7 +5,7 @@ The C++ side matches braces and knows no more of the language than what tells a 
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 FUNCTION_LINES_MAX = 60
 
@@ -18,8 +18,8 @@ _BLANKED = re.compile(
 _CONTAINER = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
 
 
-def long_functions(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+def long_functions(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             yield from _complaint(node.lineno, node.name, node.end_lineno - node.lineno + 1)
 

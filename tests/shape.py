@@ -110,14 +110,20 @@ WALKS: dict[str, Callable[[], set[str]]] = {
 
 
 def importers() -> dict[str, set[str]]:
-    """For each module of ours that is no package's face: the modules that import it, by name or by a name in it."""
+    """For each module of ours that is no package's face: the modules that import it, by name or by a name in it.
+
+    Who takes a name from a face imports the module that the face has it from.
+    """
     files = {_name(file): file for file in (ROOT / PACKAGE).rglob("*.py")}
+    imports = {name: set(_imported(ast.parse(file.read_text()))) for name, file in files.items()}
+    faces = {name for name, file in files.items() if file.name == "__init__.py"}
+    behind = {f"{face}.{name.rpartition('.')[2]}": name.rpartition(".")[0] for face in faces for name in imports[face]}
     found: dict[str, set[str]] = defaultdict(set)
-    for name, file in files.items():
-        for imported in _imported(ast.parse(file.read_text())):
+    for name in files:
+        for imported in imports[name]:
             module = imported if imported in files else imported.rpartition(".")[0]
-            if module in files and module != name:
-                found[module].add(name)
+            for each in {module, behind.get(imported, module)} & files.keys() - {name}:
+                found[each].add(name)
     return {name: found[name] for name, file in files.items() if file.name not in {"__init__.py", "__main__.py"}}
 
 

@@ -37,3 +37,4 @@ def test_importers_are_seen_by_module_and_by_name() -> None:
     assert "trtllm_kvfix.cli" in found["trtllm_kvfix.usage"]
     assert "trtllm_kvfix.process" in found["trtllm_kvfix.overlay.start_gate"], "imported from its package by name"
     assert "trtllm_kvfix.overlay" not in found, "a face"
+    assert "trtllm_kvfix.engine.cache" in found["trtllm_kvfix.staging.mark"], "taken from the face of its package"

@@ -9,7 +9,7 @@ import pytest
 
 import trtllm_kvfix
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import child_environment, server_file
+from trtllm_kvfix.overlay import child_environment, server_config
 from trtllm_kvfix.settings import load, unset, variable_of
 
 GOOD = {"enabled": True, "force": False, "metrics_port": 9400, "fixes.token-budget": "off"}
@@ -59,7 +59,7 @@ def by_servers_file(folder: Path, key: str, value: object) -> None:
     """As `run` reads it, which has set `enabled` by then."""
     file = folder / "server.yaml"
     file.write_text(json.dumps({"kvfix": section(key, value)}))
-    server_file.check(["trtllm-serve", "--config", str(file)], {"TRTLLM_KVFIX_ENABLED": "true", **overridden(key)})
+    server_config.check(["trtllm-serve", "--config", str(file)], {"TRTLLM_KVFIX_ENABLED": "true", **overridden(key)})
 
 
 def by_variable(_: Path, key: str, value: object) -> None:

@@ -2,17 +2,20 @@
 output, 130 after ctrl-C, and 141 where the reader of a pipe has gone, as shells say of a program that a signal
 has ended."""
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from trtllm_kvfix import __version__, streams, usage
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 
 EXIT_PIPE_GONE = 141
@@ -42,19 +45,19 @@ def one_line_errors() -> Iterator[None]:
         yield
         sys.stdout.flush()  # so that a full disk is found here and not by the interpreter's end
     except BrokenPipeError as error:
-        streams.give_up(sys.stdout)
+        _give_up(sys.stdout)
         raise click.exceptions.Exit(EXIT_PIPE_GONE) from error
     except OSError as error:
-        if not streams.refused(error):
+        if not _did_not_take(error):
             raise
-        streams.complain(f"Error: standard output cannot be written: {error.strerror}")
-        streams.give_up(sys.stdout)
+        _complain(f"Error: standard output cannot be written: {error.strerror}")
+        _give_up(sys.stdout)
         raise click.exceptions.Exit(BAD_USAGE) from error
     except KeyboardInterrupt as error:  # where the command has nothing of its own to say: it has shown nothing yet
-        streams.complain("Interrupted.")
+        _complain("Interrupted.")
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
     except KvfixError as error:
-        streams.complain(f"Error: {error}")
+        _complain(f"Error: {error}")
         raise click.exceptions.Exit(error.exit_code) from error
 
 
@@ -86,7 +89,7 @@ class LazyGroup(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Reads the options, and prints `--help` and `--version`."""
-        streams.prepare()
+        _prepare_streams()
         with one_line_errors():
             return super().make_context(*args, **kwargs)
 
@@ -98,9 +101,9 @@ class LazyGroup(click.Group):
         try:
             return super().main(*args, **kwargs)
         except OSError as error:  # click has bad usage to report, and standard error does not take it
-            if not (streams.refused(error) or isinstance(error, BrokenPipeError)):
+            if not (_did_not_take(error) or isinstance(error, BrokenPipeError)):
                 raise
-            streams.give_up(sys.stderr)
+            _give_up(sys.stderr)
             sys.exit(BAD_USAGE)
 
 
@@ -127,3 +130,44 @@ def main(ctx: click.Context, config: Path | None) -> None:
     ctx.obj = load(config)
     # Options of a command that bear a setting's name take their defaults from it.
     ctx.default_map = ctx.obj.model_dump()
+
+
+# ---- standard output and standard error ----
+
+# Python's own choices for standard output. Either ends a command at the first letter that the encoding lacks.
+_STOPS_AT_A_LETTER = ("strict", "surrogateescape")
+
+
+def _prepare_streams() -> None:
+    """Call this before anything is written. What goes to a closed stream is discarded, and a letter that the terminal's
+    encoding lacks is shown as `?`."""
+    for number, name in enumerate(("stdout", "stderr"), start=1):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Only here: a command that `run` becomes finds the stream closed, as it would without us. At its number,
+            # because C++ writes there; the first that is free is standard input's if that is closed as well.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number, inheritable=False)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in _STOPS_AT_A_LETTER:
+            stream.reconfigure(errors="replace")
+
+
+def _did_not_take(error: OSError) -> bool:
+    """Whether a stream did not take what was written: a full disk, a quota, a limit of file sizes, a failed device. An
+    error with a file's name is about that file."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _complain(text: str) -> None:
+    """Write to standard error. If that cannot be written either, the exit code has to be enough."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """The stream cannot be written. Discard what it holds, or the interpreter would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -11,16 +11,15 @@ from typing import Any
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
-from trtllm_kvfix.managers import constructors, refused_engines
+from trtllm_kvfix.managers import constructors
 from trtllm_kvfix.overlay import (
-    flight_dump,
+    child_environment,
     import_hook,
     launch,
     server_config,
+    server_end,
     start_gate,
-    uncaught,
     watcher,
-    workers,
 )
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.hook_loss import PATH
@@ -29,7 +28,7 @@ from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export
 
 here.fixes = ALL
 active = Activation(
-    here, (server_config, start_gate, flight_dump, workers, *constructors.ALL), refused_engines.objection
+    here, (server_config, start_gate, server_end, child_environment, *constructors.ALL), constructors.objection
 )
 
 
@@ -39,7 +38,7 @@ def begin() -> None:
     if switched_off(environment()):
         server_config.ignore_section()
         return
-    uncaught.install()
+    server_end.show_our_errors()
     settings = load()
     if settings.enabled:
         active.activate(settings)

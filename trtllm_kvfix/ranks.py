@@ -33,13 +33,13 @@ STANDSTILL_S_MAX = 1.0
 class Tag(IntEnum):
     """Every tag of ours. Upstream's own are far below."""
 
-    ATTESTATION = 27510  # what a rank runs (overlay/agreement.py)
+    ATTESTATION = 27510  # what a rank runs (overlay/start_gate.py)
     VERDICT = 27511  # rank 0's answer to it
     ADMISSION = 27520  # votes on a change of the batch (overlay/vote.py)
     BUDGET = 27521
     ROOM = 27522
-    BOOKS = 27530  # digests of the native manager's books (managers/comparison.py)
-    TIME = 27531  # rank 0's clock (managers/clock.py)
+    BOOKS = 27530  # digests of the native manager's books (managers/between_ranks.py)
+    TIME = 27531  # rank 0's clock (managers/between_ranks.py)
     MEETING = 27540  # what each rank gives to `gather`
 
 

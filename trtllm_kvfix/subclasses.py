@@ -12,14 +12,12 @@ from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from trtllm_kvfix import fixes
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.fixes.batches import main_v1_manager
-from trtllm_kvfix.fixes.staged_offsets_v1.record import FIX as STAGED_V1
-from trtllm_kvfix.fixes.staged_offsets_v2.record import FIX as STAGED_V2
-from trtllm_kvfix.fixes.token_budget import record as token_budget
 from trtllm_kvfix.managers.constructors import build_objection, native_cache, native_events
 from trtllm_kvfix.overlay.fix import Fix, Replacement, State
-from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.settings import FixSettings, Settings
 
 _made: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -47,8 +45,8 @@ def _v1(up: Upstream, base: type) -> type:
     objection = build_objection(up)
     if objection:
         raise NotServed(f"KvfixKVCacheManager: {objection}")
-    budget = _parts_of(token_budget.FIX, up)
-    made = _derived("KvfixKVCacheManager", base, [*budget, *_parts_of(STAGED_V1, up)])
+    budget = _parts_of(fixes.of("token-budget"), up)
+    made = _derived("KvfixKVCacheManager", base, [*budget, *_parts_of(fixes.of("staged-offsets-v1"), up)])
     made._kvfix_budget = budget  # type: ignore[attr-defined]
     _bind(made, base, "__init__", {"KVCacheManagerCpp": native_cache, "KVCacheEventManagerCpp": native_events})
     if hasattr(base, "kv_block_budget_applies"):
@@ -61,7 +59,7 @@ def _resources(up: Upstream, base: type) -> type:  # noqa: ARG001  one interface
     manager_class = __getattr__("KvfixKVCacheManager")
     parts: Sequence[Replacement] = manager_class._kvfix_budget
     made = _derived("KvfixResourceManager", base, parts)
-    schedule = [each for each in parts if each.seam.path == token_budget.SCHEDULE]
+    schedule = [each for each in parts if each.seam.module == PY_EXECUTOR]
     learn = schedule[0].make(lambda _executor: None) if schedule else lambda _executor: None
 
     def serve(self: Any, executor: Any) -> None:
@@ -78,7 +76,7 @@ def _resources(up: Upstream, base: type) -> type:  # noqa: ARG001  one interface
 
 def _v2(up: Upstream, base: type) -> type:
     """Upstream's own core with staged offsets. It claims blocks before it charges, so its budget is exact."""
-    return _derived("KvfixKVCacheManagerV2", base, _parts_of(STAGED_V2, up))
+    return _derived("KvfixKVCacheManagerV2", base, _parts_of(fixes.of("staged-offsets-v2"), up))
 
 
 MAKERS: Mapping[str, tuple[str, Callable[[Upstream, type], type]]] = {

@@ -16,8 +16,8 @@ from tests.bound import load
 from tests.managers.making import Bench
 from trtllm_kvfix import native
 from trtllm_kvfix.managers.capacity import scheduler_for
-from trtllm_kvfix.managers.events import EventManager
 from trtllm_kvfix.managers.prompts import NOTED_RETENTION, NotedRetention
+from trtllm_kvfix.managers.reports import EventManager
 from trtllm_kvfix.ranks import RanksDiffer
 from trtllm_kvfix.staging import on_stream
 

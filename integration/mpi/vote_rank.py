@@ -13,7 +13,7 @@ def main(times: int) -> None:
     """Rank 0's own code fails `times` times."""
     comm = MPI.COMM_WORLD
     with pytest.MonkeyPatch.context() as monkeypatch:
-        failing_on_rank_0(monkeypatch, f"{FIXES}.token_budget.mechanism.batch_tokens", times)
+        failing_on_rank_0(monkeypatch, f"{FIXES}.token_budget.fix.batch_tokens", times)
         seen, fuse = budget_steps(comm.Get_rank(), comm, chunked=True, split=True, changes=lambda _: True)
     found = comm.gather({"batches": seen, "stood_down": fuse.blown})
     if comm.Get_rank() == 0:

@@ -11,8 +11,8 @@ from integration.upstream.native_pins import Pinner
 from integration.upstream.scheduling import Scheduler
 from integration.upstream.server import Outcome, Server
 from trtllm_kvfix.managers.capacity import scheduler_for
+from trtllm_kvfix.managers.constructors import objection
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
-from trtllm_kvfix.managers.refused_engines import objection
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import on_stream
 

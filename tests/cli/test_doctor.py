@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from trtllm_kvfix import __version__, cli, machine, native
-from trtllm_kvfix.tools.doctor import kernels
+from trtllm_kvfix.tools.doctor import command
 
 
 def test_report_says_what_is_installed() -> None:
@@ -79,7 +79,7 @@ def test_missing_kernels_are_named_with_what_they_cost(
     assert len(report["problems"]) == 1
     if missing is None:
         assert report["kernels_missing"] is None
-        assert not any(cost in text for cost in kernels.COSTS)
+        assert not any(cost in text for cost in command.COSTS)
     else:
         assert missing in report["kernels_missing"]
-        assert all(line in text for line in (missing, *kernels.COSTS, kernels.CURE))
+        assert all(line in text for line in (missing, *command.COSTS, command.CURE))

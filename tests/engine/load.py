@@ -11,7 +11,7 @@ from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.engine.model import Model
 from trtllm_kvfix.engine.request import Request
-from trtllm_kvfix.tools.bench.random_model import random_model
+from trtllm_kvfix.tools.bench.runs import random_model
 
 # The best token of each answer leads by at least this: float32 logits are off by a fortieth of it, at most.
 MARGIN = 1e-3

@@ -14,7 +14,7 @@ from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import DeviceError, unplug
 from trtllm_kvfix.staging import Mark
-from trtllm_kvfix.tools.bench.random_model import random_model
+from trtllm_kvfix.tools.bench.runs import random_model
 
 MODEL = random_model(0, positions=LENGTH_MAX, vocabulary=VOCABULARY)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, Request
-from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
+from trtllm_kvfix.fixes.token_budget.fix import BudgetKeeper
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
 from trtllm_kvfix.ranks import Tag

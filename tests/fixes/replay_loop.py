@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ReplayFence
+from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
 from trtllm_kvfix.staging import on_stream
 
 WATCHDOG_S = 30.0

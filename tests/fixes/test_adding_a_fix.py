@@ -77,20 +77,19 @@ def steps(copy: Path) -> Iterator[tuple[str, list[str]]]:
     package = copy / "trtllm_kvfix"
     room, tests = package / "fixes" / ROOM, copy / "tests" / "fixes" / f"test_{ROOM}.py"
     room.mkdir()
-    (room / "record.py").write_text(RECORD)
+    (room / "fix.py").write_text(RECORD)
     yield "a room without an id", [f"trtllm_kvfix/fixes/{ROOM} has no id in trtllm_kvfix/fix_ids.py"]
-    (room / "record.py").unlink()
+    (room / "fix.py").unlink()
     put(package / "fix_ids.py", '    "nixl-listener",', f'    "{ID}",\n')
-    files = [f"trtllm_kvfix/fixes/{ROOM}/record.py", f"trtllm_kvfix/fixes/{ROOM}/mechanism.py"]
-    yield "an id", [f"{file} is missing" for file in (*files, f"tests/fixes/test_{ROOM}.py")]
-    (room / "record.py").write_text(RECORD.replace('"H2"', '"H99"'))
-    (room / "mechanism.py").write_text("")
+    files = [f"trtllm_kvfix/fixes/{ROOM}/fix.py", f"tests/fixes/test_{ROOM}.py"]
+    yield "an id", [f"{file} is missing" for file in files]
+    (room / "fix.py").write_text(RECORD.replace('"H2"', '"H99"'))
     tests.write_text("")
     hazard = "its hazard is H99, which has no room in trtllm_kvfix/hazards/table.py"
     pages = ["docs/support.md has no row", "`When a fix fails`", "README.md has no row"]
     pages += ["docs/hazards/README.md", "`selfcheck`", "`observe`"]
     yield "files", [hazard, "has no BROKEN", "has no PLACES", "a reason in BLIND", *pages]
-    (room / "record.py").write_text(RECORD)
+    (room / "fix.py").write_text(RECORD)
     tests.write_text("BROKEN = None\nPLACES = ()\n")
     put(package / "fix_ids.py", '    "nixl-listener": "', f'    "{ID}": "it is for a test",\n')
     record = f"trtllm_kvfix/hazards/{HAZARD}/__init__.py has no symptom"

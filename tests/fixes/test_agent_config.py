@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
+from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
 
 
 class Config:

@@ -12,7 +12,7 @@ from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken
 from tests.standin.admissions import EVAPORATION, fill_for_evaporation
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import Admission
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
@@ -209,7 +209,7 @@ def test_a_cache_of_v2_is_left_alone(fuse: Fuse) -> None:
     assert admitting.admit(PlainBatch([context(1, 64), context(2, 64)])) == [1, 2] and fuse.faults == 0
 
 
-MECHANISM = "trtllm_kvfix.fixes.batched_admission.mechanism"
+MECHANISM = "trtllm_kvfix.fixes.batched_admission.fix"
 
 
 @pytest.mark.parametrize("times", [1, 10**9], ids=["once", "always"])
@@ -241,7 +241,7 @@ def test_a_fault_of_ours_leaves_upstreams_batch(
 
 # ---- for the tests of all fixes (proofs.py) ----
 
-ROOM = "fixes.batched_admission.mechanism"
+ROOM = "fixes.batched_admission.fix"
 BROKEN = Broken(f"{ROOM}.line_up", lambda *_: None)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixes.applied import applied, standing_in
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.input_copy_fence import record as fence_record
+from trtllm_kvfix.fixes.input_copy_fence import fix as fence_fix
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, stagers
 
@@ -130,7 +130,7 @@ def test_the_fence_covers_what_is_written_later_in_the_same_iteration(
         with applied(["input-copy-fence"]) as registry:
             assert corrupt() == 0
             assert registry.report().of("input-copy-fence").faults == 0
-        monkeypatch.setattr(fence_record, "ALSO_WRITING", ())
+        monkeypatch.setattr(fence_fix, "ALSO_WRITING", ())
         with applied(["input-copy-fence"]):
             assert corrupt() > 0
 

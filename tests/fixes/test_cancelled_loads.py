@@ -8,7 +8,7 @@ import pytest
 from tests.fixes.applied import applied, standing_in
 from tests.standin import connector_double
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.computed_blocks import mechanism
+from trtllm_kvfix.fixes.computed_blocks import fix as computed_blocks
 from trtllm_kvfix.overlay import fuse
 
 FIX = "computed-blocks"
@@ -70,7 +70,7 @@ def test_a_fault_of_ours_offers_nothing(variant: str, monkeypatch: pytest.Monkey
     def raises(_request: Any) -> bool:
         raise OSError("injected")
 
-    monkeypatch.setattr(mechanism, "has_computed_nothing", raises)
+    monkeypatch.setattr(computed_blocks, "has_computed_nothing", raises)
     with standing_in(variant), applied([FIX]):
         assert matched_after(server_with(matched=LOADED, is_async=True), 0) == 0
         assert fuse.of(FIX).faults == 1

@@ -162,7 +162,7 @@ def fresh_fuse() -> Any:
 # ---- for the tests of all fixes (proofs.py) ----
 
 ROOM = "fixes.computed_blocks"
-BROKEN = Broken(f"{ROOM}.mechanism.ComputedBlocks.storing", as_it_was)
+BROKEN = Broken(f"{ROOM}.fix.ComputedBlocks.storing", as_it_was)
 SEEDS = count(10)
 
 
@@ -174,8 +174,8 @@ PLACES = tuple(
     place
     for variant in ("A", "B", "B2")
     for place in (
-        Place(f"{ROOM}.mechanism._held_back", variant, cancel_and_ask_again),
+        Place(f"{ROOM}.fix._held_back", variant, cancel_and_ask_again),
         # Once for each prompt that is computed to its end, with calls in between that succeed.
-        Place(f"{ROOM}.mechanism.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
+        Place(f"{ROOM}.fix.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
     )
 )

@@ -15,7 +15,7 @@ from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken, as_it_was
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins import mechanism as turns
+from trtllm_kvfix.fixes.concurrent_pins import fix as turns
 from trtllm_kvfix.metrics import counters
 
 WATCHDOG_S = 30.0
@@ -215,7 +215,7 @@ def test_the_bound_scheduler_takes_its_turn_too() -> None:
 
 # ---- for the tests of all fixes (proofs.py) ----
 
-BROKEN = Broken("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was)
+BROKEN = Broken("fixes.concurrent_pins.fix.Turns.guarded", as_it_was)
 
 
 class Plain:
@@ -260,8 +260,8 @@ def pin_from_two_threads(place: Place) -> None:
 
 
 QUICK = (
-    ("fixes.concurrent_pins.record.Turns", partial(turns.Turns, stall_s=0.05)),
-    ("fixes.concurrent_pins.mechanism.threading", SimpleNamespace(**{**vars(threading), "RLock": Plain})),
+    ("fixes.concurrent_pins.fix.Turns", partial(turns.Turns, stall_s=0.05)),
+    ("fixes.concurrent_pins.fix.threading", SimpleNamespace(**{**vars(threading), "RLock": Plain})),
 )
 
 PLACES = (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.fixes.computed_blocks.mechanism import ComputedBlocks
+from trtllm_kvfix.fixes.computed_blocks.fix import ComputedBlocks
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 

@@ -17,11 +17,11 @@ from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix import native
 from trtllm_kvfix.fixes import waits as finishing
-from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
-from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
+from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
+from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.overlay import fuse
@@ -38,12 +38,12 @@ def as_it_came(self: Any, source: Any, non_blocking: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("fix_id", "place", "fallback", "unsafe"),
     [
-        ("staged-offsets-v1", Place(f"{V1}.mechanism._destination", "C", corruptions),
+        ("staged-offsets-v1", Place(f"{V1}.fix._destination", "C", corruptions),
          f"{V1}.destination._Blocking.copy_", as_it_came),
-        ("staged-offsets-v2", Place(f"{V2}.mechanism.is_on_device", "C", corruptions, WITH_V2),
-         f"{V2}.mechanism.finish", lambda *_: None),
-        ("input-copy-fence", Place("fixes.input_copy_fence.mechanism.InputFence.record", "C", corruptions),
-         "fixes.input_copy_fence.mechanism.finish", lambda *_: None),
+        ("staged-offsets-v2", Place(f"{V2}.fix.is_on_device", "C", corruptions, WITH_V2),
+         f"{V2}.fix.finish", lambda *_: None),
+        ("input-copy-fence", Place("fixes.input_copy_fence.fix.InputFence.record", "C", corruptions),
+         "fixes.input_copy_fence.fix.finish", lambda *_: None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -160,7 +160,7 @@ def test_what_upstream_raises_is_passed_on_as_it_is(fix_id: str, call: Callable[
 
 @pytest.mark.parametrize("fault", [False, True], ids=["", "after a fault of ours"])
 def test_what_the_v1_manager_raises_is_passed_on_as_it_is(fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = f"{V1}.mechanism._destination" if fault else f"{V1}.mechanism._take_back"
+    place = f"{V1}.fix._destination" if fault else f"{V1}.fix._take_back"
     with standing_in("C"), failing(place, always=True), applied(["staged-offsets-v1"]) as registry:
         server = Server({})
         monkeypatch.setattr(type(server.manager.impl), "copy_batch_block_offsets", raising)

@@ -14,7 +14,7 @@ from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken
 from tests.fixes.replay_loop import Loop
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, Reads
+from trtllm_kvfix.fixes.graph_inputs.fix import ID, Reads
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, on_stream
@@ -197,7 +197,7 @@ def test_where_our_device_fails_altogether_torch_waits_for_the_whole_gpu(
     waited: list[str] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: waited.append("gpu")))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    for ours in ("graph_inputs.mechanism", "waits"):
+    for ours in ("graph_inputs.fix", "waits"):
         monkeypatch.setattr(f"trtllm_kvfix.fixes.{ours}.current_place", broken)
     tables = loop.tables()
     loop.replay(tables)
@@ -273,7 +273,7 @@ def test_reads_go_with_their_tables(loop: Loop) -> None:
 # ---- for the tests of all fixes (proofs.py) ----
 
 ROOM = "fixes.graph_inputs"
-BROKEN = Broken(f"{ROOM}.mechanism.Reads.wait", lambda *_: None)
+BROKEN = Broken(f"{ROOM}.fix.Reads.wait", lambda *_: None)
 
 
 def replay_graphs(_: Place) -> None:
@@ -283,7 +283,7 @@ def replay_graphs(_: Place) -> None:
 
 
 PLACES = tuple(
-    Place(f"{ROOM}.mechanism.{name}", variant, replay_graphs)
+    Place(f"{ROOM}.fix.{name}", variant, replay_graphs)
     for variant in HANDS_TABLES_TO_GRAPHS
     for name in ("_params_in", "current_place", "Mark", "Mark.record", "Mark.wait", "wait_for")
 )

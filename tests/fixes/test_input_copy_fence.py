@@ -7,7 +7,7 @@ import pytest
 from tests.fixes.faults import Place, serve_with_every_buffer_right
 from tests.fixes.proofs import Broken
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import on_stream
 
@@ -150,7 +150,7 @@ def test_another_thread_waits_for_nothing_of_this_one(loop: Loop, device: native
 
 # ---- for the tests of all fixes (proofs.py) ----
 
-MECHANISM = "fixes.input_copy_fence.mechanism"
+MECHANISM = "fixes.input_copy_fence.fix"
 BROKEN = Broken(f"{MECHANISM}.InputFence.wait", lambda *_: None)
 
 CALLS = (

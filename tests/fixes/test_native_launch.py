@@ -15,7 +15,7 @@ from tests.fixes.applied import CREATOR, applied, standing_in
 from tests.fixes.test_block_offsets import WITH_DRAFT, corrupt_steps
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.staged_offsets_v2 import record
+from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.fix import Replacement, Seam
@@ -24,7 +24,7 @@ from trtllm_kvfix.overlay.upstream import STEP_COPIES, V2_UTILS, Upstream
 from trtllm_kvfix.sections import Settings
 
 ID = "staged-offsets-v2"
-LAUNCH = record.LAUNCH
+LAUNCH = staged_offsets_v2.LAUNCH
 MINIMAX = "tensorrt_llm._torch.attention_backend.sparse.minimax_m3"
 OWN_MANAGER = V2 | {"architecture": "minimax_m3"}
 
@@ -116,7 +116,7 @@ def test_a_kernel_that_notes_addresses_is_told_that_it_does_not_cover_this(early
         with active() as registry:
             assert (STEP_COPIES in import_module("sys").modules) == early
             assert two_batches_on_a_held_stream(BenchOfStage(V2))
-            assert f"{STEP_COPIES}:{record.BLOCK_COPY}" in registry.report().of(ID).seams
+            assert f"{STEP_COPIES}:{staged_offsets_v2.BLOCK_COPY}" in registry.report().of(ID).seams
         assert not two_batches_on_a_held_stream(BenchOfStage(V2))
 
 

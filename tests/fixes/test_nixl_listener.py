@@ -9,7 +9,7 @@ from tests.fixes.applied import applied
 from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.fixture import upstream
-from trtllm_kvfix.fixes.nixl_listener.record import FIX
+from trtllm_kvfix.fixes.nixl_listener.fix import FIX
 from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.overlay.upstream import NIXL_ADAPTERS, Upstream
 
@@ -70,7 +70,7 @@ def test_its_agents_do_without_a_listener_and_others_keep_theirs() -> None:
 
 # ---- for the tests of all fixes (proofs.py) ----
 
-BROKEN = Broken("fixes.nixl_listener.record.without_listener", as_it_was)
+BROKEN = Broken("fixes.nixl_listener.fix.without_listener", as_it_was)
 
 
 def configure(place: Place) -> None:
@@ -82,4 +82,4 @@ def configure(place: Place) -> None:
     assert made[0].enable_listen, f"{place} was never come by"
 
 
-PLACES = (Place("fixes.nixl_listener.mechanism._switched_off", "C", configure, nixl=True),)
+PLACES = (Place("fixes.nixl_listener.fix._switched_off", "C", configure, nixl=True),)

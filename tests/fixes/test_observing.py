@@ -15,9 +15,9 @@ from tests.standin.serving import Server
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.fix_ids import BLIND
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ObservedReads
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import ObservedFence
-from trtllm_kvfix.fixes.token_budget.mechanism import Preparation
+from trtllm_kvfix.fixes.graph_inputs.fix import ObservedReads
+from trtllm_kvfix.fixes.input_copy_fence.fix import ObservedFence
+from trtllm_kvfix.fixes.token_budget.fix import Preparation
 from trtllm_kvfix.hazards.simulated import Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
@@ -211,17 +211,17 @@ def test_one_that_cannot_is_refused_by_name_with_the_reason(fix_id: str, why: st
 
 # Where the code that looks on is made to fail: the fix, the build and its arguments, and the place.
 FAILING = [
-    (V1, "B", {}, "fixes.staged_offsets_v1.observed.ObservedDestination.__init__"),
-    (V1, "B", {}, "fixes.staged_offsets_v1.observed.recognised"),
-    (V1, "A", {}, "fixes.staged_offsets_v1.observed.recognised"),
-    (V2, "C", V2_ARGS, "fixes.staged_offsets_v2.meaning._rows"),
+    (V1, "B", {}, "fixes.staged_offsets_v1.destination.ObservedDestination.__init__"),
+    (V1, "B", {}, "fixes.staged_offsets_v1.destination.recognised"),
+    (V1, "A", {}, "fixes.staged_offsets_v1.destination.recognised"),
+    (V2, "C", V2_ARGS, "fixes.staged_offsets_v2.fix._rows"),
     (V2, "B", V2_ARGS, "staging.read_back.ReadBack._enqueue"),
-    (FENCE, "B", {}, "fixes.input_copy_fence.mechanism.ObservedFence._due"),
-    (FENCE, "B", {}, "fixes.input_copy_fence.mechanism.ObservedFence.record"),
-    ("batched-admission", "B", {}, "fixes.batched_admission.mechanism.advice_for"),
-    ("batched-admission", "B", {}, "fixes.batched_admission.mechanism.measure"),
-    ("token-budget", "C", {}, "fixes.token_budget.mechanism.limits_of"),
-    ("token-budget", "C", {}, "fixes.token_budget.mechanism.Preparation.may_exceed"),
+    (FENCE, "B", {}, "fixes.input_copy_fence.fix.ObservedFence._due"),
+    (FENCE, "B", {}, "fixes.input_copy_fence.fix.ObservedFence.record"),
+    ("batched-admission", "B", {}, "fixes.batched_admission.fix.advice_for"),
+    ("batched-admission", "B", {}, "fixes.batched_admission.fix.measure"),
+    ("token-budget", "C", {}, "fixes.token_budget.fix.limits_of"),
+    ("token-budget", "C", {}, "fixes.token_budget.fix.Preparation.may_exceed"),
 ]
 
 

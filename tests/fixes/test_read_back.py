@@ -9,7 +9,7 @@ import pytest
 from tests.fixes.applied import only, standing_in
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.staged_offsets_v2 import mechanism
+from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
@@ -93,7 +93,7 @@ def test_a_v2_launch_that_reads_late_is_counted(
 
         return copy_batch_block_offsets_to_device
 
-    monkeypatch.setattr(mechanism, launch, as_upstream)
+    monkeypatch.setattr(staged_offsets_v2, launch, as_upstream)
     with standing_in(variant), looked_at(V2):
         steps, read_back, wrong = seen(V2, variant)
         assert read_back == steps and wrong > steps / 2

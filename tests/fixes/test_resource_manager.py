@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixes.budget_loop import Connector, Loop
 from tests.fixes.doubles import PlainBatch, Request, SplitBatch, context, generation
-from trtllm_kvfix.fixes.token_budget.mechanism import limits_of
+from trtllm_kvfix.fixes.token_budget.fix import limits_of
 from trtllm_kvfix.metrics import counters
 
 
@@ -225,9 +225,9 @@ def test_every_deferral_is_counted_and_logged(caplog: pytest.LogCaptureFixture) 
 
 FIXES = "trtllm_kvfix.fixes"
 PLACES = [
-    f"{FIXES}.token_budget.mechanism.enters",
-    f"{FIXES}.token_budget.mechanism.batch_tokens",
-    f"{FIXES}.token_budget.mechanism.plan",
+    f"{FIXES}.token_budget.fix.enters",
+    f"{FIXES}.token_budget.fix.batch_tokens",
+    f"{FIXES}.token_budget.fix.plan",
     f"{FIXES}.token_budget.fitting.replace_contexts",
 ]
 

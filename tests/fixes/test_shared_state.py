@@ -21,7 +21,7 @@ GUARDED = {
     "Stagers._entries": "a lock around what is added; entries are found by identity, and go in one step",
     "Stagers._gone": "added to and taken from in one step of the interpreter",
     "Votings._of": "a lock around what is added",
-    "fixes.staged_offsets_v2.mechanism.staged_launch_unscaled.<locals>.stage.scratch": "one entry for each table",
+    "fixes.staged_offsets_v2.fix.staged_launch_unscaled.<locals>.stage.scratch": "one entry for each table",
     "staging.stagers._has_memory": "what is set for a type is the same each time",
 }
 

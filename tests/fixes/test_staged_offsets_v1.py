@@ -171,7 +171,7 @@ MAKING = ("native.NativeStager", "native.OffsetRoute", "staging.offset_stager.De
 SHIPPING = ("staging.offset_stager.OffsetStager.ship", "native.OffsetRoute.ship")
 
 CALLS = (
-    f"{ROOM}.mechanism._destination",
+    f"{ROOM}.fix._destination",
     *(f"{ROOM}.destination.{name}" for name in ("StagedDestination.begin", "StagedDestination.receive")),
     f"{ROOM}.destination.StagedDestination._ship",
     *(f"{ROOM}.destination.{name}" for name in ("memory_of", "is_too_wide", "_is_plain")),

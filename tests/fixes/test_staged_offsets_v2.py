@@ -118,21 +118,21 @@ def by_the_kernel(*_: Any) -> Callable[..., Any]:
 
 
 ROOM = "fixes.staged_offsets_v2"
-BROKEN = Broken(f"{ROOM}.mechanism.staged_launch", by_the_kernel)
+BROKEN = Broken(f"{ROOM}.fix.staged_launch", by_the_kernel)
 
 DRAFTING: dict[str, Any] = {"speculative_config": {}}
 TOO_WIDE = (("staging.stagers.POOLS_MAX", 1),)
 
 CALLS = (
-    *(f"{ROOM}.mechanism.{name}" for name in ("is_on_device", "is_too_wide", "memory_of")),
+    *(f"{ROOM}.fix.{name}" for name in ("is_on_device", "is_too_wide", "memory_of")),
     "staging.stagers.current_place",
     "staging.stagers.OffsetStager",
     *MAKING,
     *SHIPPING,
 )
 WIDE = (
-    *(f"{ROOM}.mechanism.{name}" for name in ("private_lot", "keep_until_read")),
-    f"{ROOM}.private_rows.current_place",
+    *(f"{ROOM}.fix.{name}" for name in ("private_lot", "keep_until_read")),
+    f"{ROOM}.fix.current_place",
     *(f"native.Device.{name}" for name in ("create_event", "record", "done")),
 )
 
@@ -141,8 +141,8 @@ PLACES = (
     *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in CALLS),
     Place("staging.stagers.Stagers.of", "B", serve, V2),
     Place("staging.stagers.Stagers.of_lasting", "C", serve, V2),
-    Place(f"{ROOM}.mechanism.v2", "C", serve, V2),
+    Place(f"{ROOM}.fix.v2", "C", serve, V2),
     *(Place(name, variant, serve, V2, attributes=TOO_WIDE) for variant in ("B", "C") for name in WIDE),
-    *(Place(f"{ROOM}.mechanism.{name}", "D", serve, PER_LAYER | DRAFTING, draft=True)
+    *(Place(f"{ROOM}.fix.{name}", "D", serve, PER_LAYER | DRAFTING, draft=True)
       for name in ("_private", "fresh_pinned")),
 )  # fmt: skip

@@ -239,7 +239,7 @@ def unfitted(*_: Any, **__: Any) -> Plan:
 
 
 ROOM = "fixes.token_budget"
-BROKEN = Broken(f"{ROOM}.record.plan", unfitted)
+BROKEN = Broken(f"{ROOM}.fix.plan", unfitted)
 ROUNDS = 3
 
 
@@ -264,10 +264,10 @@ def put_off(_: Place) -> None:
 
 
 PLACES = (
-    *(Place(f"{ROOM}.mechanism.{name}", variant, reuse_what_was_promised)
+    *(Place(f"{ROOM}.fix.{name}", variant, reuse_what_was_promised)
       for variant in ("C", "D", "F") for name in ("Preparation", "enters", "batch_tokens", "Preparation.plan", "plan")),
-    *(Place(f"{ROOM}.mechanism.{name}", variant, reuse_what_was_promised, at_once=True)  # asked once
+    *(Place(f"{ROOM}.fix.{name}", variant, reuse_what_was_promised, at_once=True)  # asked once
       for variant in ("C", "D", "F") for name in ("limits_of", "mapping_of")),
-    *(Place(f"{ROOM}.mechanism.{name}", variant, put_off, stands_down=False)
+    *(Place(f"{ROOM}.fix.{name}", variant, put_off, stands_down=False)
       for variant in ("C", "D", "F") for name in ("tell", "_give_back")),
 )  # fmt: skip

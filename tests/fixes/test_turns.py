@@ -12,7 +12,7 @@ import pytest
 from tests.fixes.faults import failing
 from tests.threads import run_together
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins.mechanism import ID, Turns
+from trtllm_kvfix.fixes.concurrent_pins.fix import ID, Turns
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 

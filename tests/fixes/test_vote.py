@@ -11,7 +11,7 @@ from tests.fixes.budget_loop import Loop, Mapping
 from tests.fixes.doubles import PlainBatch, SplitBatch, context
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.fixes.test_batched_admission import Admitting, Counting, Manager
-from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import Admission
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
 from trtllm_kvfix.ranks import Communicator, Tag
@@ -56,7 +56,7 @@ def budget_steps(rank: int, comm: Communicator, *, chunked: bool, split: bool, c
 @pytest.mark.parametrize("times", [0, 1, 10**9], ids=["never", "once", "always"])
 @pytest.mark.parametrize(
     "place",
-    ["token_budget.mechanism.enters", "token_budget.mechanism.batch_tokens", "token_budget.fitting.replace_contexts"],
+    ["token_budget.fix.enters", "token_budget.fix.batch_tokens", "token_budget.fitting.replace_contexts"],
 )
 def test_a_batch_is_cut_on_both_ranks_or_on_none(
     monkeypatch: pytest.MonkeyPatch, place: str, times: int, chunked: bool, split: bool, changes: Callable[[int], bool]
@@ -103,7 +103,7 @@ def admission_steps(rank: int, comm: RankComm) -> Any:
 @pytest.mark.parametrize("times", [0, 1, 10**9], ids=["never", "once", "always"])
 @pytest.mark.parametrize("place", ["main_v1_manager", "cached_tokens", "line_up", "replace_contexts", "measure"])
 def test_both_ranks_admit_in_the_same_order(monkeypatch: pytest.MonkeyPatch, place: str, times: int) -> None:
-    failing_on_rank_0(monkeypatch, f"{FIXES}.batched_admission.mechanism.{place}", times)
+    failing_on_rank_0(monkeypatch, f"{FIXES}.batched_admission.fix.{place}", times)
     (first, fuse), (second, other) = on_ranks(Between(2), admission_steps)
     assert first == second
     assert [order for _, order in first] == [[1, 2]] * STEPS, "a batch keeps the scheduler's order"
@@ -177,7 +177,7 @@ def test_messages_that_fail_leave_upstreams_batch() -> None:
 
 def test_a_rank_that_cannot_read_its_limits_stops_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stop at once: they would wait for it otherwise, because it does not come by their steps."""
-    failing_on_rank_0(monkeypatch, f"{FIXES}.token_budget.mechanism.limits_of", 1)
+    failing_on_rank_0(monkeypatch, f"{FIXES}.token_budget.fix.limits_of", 1)
 
     def steps(rank: int, comm: RankComm) -> Any:
         here.rank, here.armed = rank, True

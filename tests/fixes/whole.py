@@ -35,9 +35,9 @@ def _files() -> Iterator[str]:
             if "HAZARD" not in file and not (ROOT / file).is_file():
                 yield f"{fix_id}: {file} is missing"
     ids = set(map(room_of, FIX_IDS))
-    for record in sorted((ROOT / "trtllm_kvfix" / "fixes").glob("*/record.py")):
-        if record.parent.name not in ids:
-            yield f"trtllm_kvfix/fixes/{record.parent.name} has no id in trtllm_kvfix/fix_ids.py"
+    for fix in sorted((ROOT / "trtllm_kvfix" / "fixes").glob("*/fix.py")):
+        if fix.parent.name not in ids:
+            yield f"trtllm_kvfix/fixes/{fix.parent.name} has no id in trtllm_kvfix/fix_ids.py"
 
 
 def _places() -> Iterator[str]:

@@ -9,9 +9,9 @@ from tests.bound.making import add, finish_prompt, make_manager, make_request, u
 from tests.managers.making import Bench, bench
 from tests.managers.test_retention import config
 from trtllm_kvfix import native
-from trtllm_kvfix.managers.events import EventManager, KVCacheStoredData
 from trtllm_kvfix.managers.native_kv_cache import PRIORITY_OF_NOBODY
 from trtllm_kvfix.managers.prompts import NotedRetention
+from trtllm_kvfix.managers.reports import EventManager, KVCacheStoredData
 
 WINDOW = 64
 

@@ -5,7 +5,7 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.managers.making import bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers.comparison import Comparison
+from trtllm_kvfix.managers.between_ranks import Comparison
 from trtllm_kvfix.ranks import RanksDiffer, Tag
 
 

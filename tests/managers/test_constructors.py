@@ -12,7 +12,7 @@ from tests.fixes.applied import standing_in
 from tests.managers.making import keywords
 from trtllm_kvfix import fixes, native
 from trtllm_kvfix.errors import NotServed, SettingsError
-from trtllm_kvfix.managers import constructors, refused_engines
+from trtllm_kvfix.managers import constructors
 from trtllm_kvfix.managers.capacity import GuaranteedNoEvict
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.overlay import start_gate
@@ -27,7 +27,7 @@ from trtllm_kvfix.staging import on_stream
 @contextmanager
 def active(variant: str, **settings: Any) -> Iterator[Activation]:
     with standing_in(variant):
-        made = Activation(Registry(fixes.ALL), (start_gate, *constructors.ALL), refused_engines.objection)
+        made = Activation(Registry(fixes.ALL), (start_gate, *constructors.ALL), constructors.objection)
         made.activate(Settings(**settings))
         try:
             yield made
@@ -138,9 +138,9 @@ class ADEngine(SimpleNamespace):
 )
 def test_an_engine_that_cannot_be_served_is_refused_before_it_starts(changes: dict[str, Any], reason: str) -> None:
     asked = Settings(manager="native")
-    assert refused_engines.objection(asked, engine()) == ""
-    assert reason in refused_engines.objection(asked, engine(**changes))
-    assert refused_engines.objection(Settings(), engine(**changes)) == ""
+    assert constructors.objection(asked, engine()) == ""
+    assert reason in constructors.objection(asked, engine(**changes))
+    assert constructors.objection(Settings(), engine(**changes)) == ""
 
 
 def test_the_gate_asks() -> None:

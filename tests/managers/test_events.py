@@ -7,7 +7,7 @@ import pytest
 from tests.managers.making import Bench, bench
 from tests.threads import run_together
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers.events import EventManager
+from trtllm_kvfix.managers.reports import EventManager
 
 FIELDS = {
     "KVCacheCreatedData": {"num_blocks_per_cache_level"},

@@ -10,7 +10,7 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.managers.making import Bench, bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers.clock import Clock
+from trtllm_kvfix.managers.between_ranks import Clock
 from trtllm_kvfix.managers.constructors import noting
 from trtllm_kvfix.managers.prompts import NOTED_RETENTION, NotedRetention
 

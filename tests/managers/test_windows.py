@@ -134,7 +134,7 @@ def test_a_request_waits_for_the_window_that_has_the_fewest_blocks(policy: str, 
 
 
 def test_events_name_their_window() -> None:
-    from trtllm_kvfix.managers.events import EventManager  # noqa: PLC0415
+    from trtllm_kvfix.managers.reports import EventManager  # noqa: PLC0415
 
     events = EventManager(64)
     with bench(**windows(), event_manager=events) as b:

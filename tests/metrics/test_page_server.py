@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.ports import free_ports
-from trtllm_kvfix.metrics import page_server
-from trtllm_kvfix.metrics.page_server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, PageServer
+from trtllm_kvfix.metrics import exporter
+from trtllm_kvfix.metrics.exporter import CONNECTIONS_MAX, REQUEST_BYTES_MAX, PageServer
 
 LIMIT_S = 30
 Said = list[str]
@@ -76,14 +76,14 @@ def test_clients_that_send_nothing_cost_no_thread_and_hold_up_nobody(
 def test_a_client_that_sends_no_request_is_ended_in_time(
     sent: bytes, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_server, "CONNECTION_S_MAX", 0.1)
+    monkeypatch.setattr(exporter, "CONNECTION_S_MAX", 0.1)
     with connected(port) as client:
         client.sendall(sent)
         assert ends(client)
 
 
 def test_a_client_that_does_not_take_its_page_is_ended_in_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_server, "CONNECTION_S_MAX", 0.1)
+    monkeypatch.setattr(exporter, "CONNECTION_S_MAX", 0.1)
     size = 50_000_000  # more than the kernel takes for us
     with connected(port) as client, ExitStack() as stack:
         client.sendall(f"GET /metrics?{size} HTTP/1.1\r\n\r\n".encode())

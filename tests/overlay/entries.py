@@ -4,17 +4,17 @@ from typing import Any
 
 from trtllm_kvfix.overlay.attest import Attestation
 from trtllm_kvfix.overlay.fix import Answer, State
-from trtllm_kvfix.overlay.registry import FixStatus, Report
+from trtllm_kvfix.overlay.registry import FixStatus, Statuses
 
 SEAM = "tensorrt_llm._torch.pyexecutor.resource_manager:KVCacheManager.prepare_resources"
 
 
-def report(fingerprint: str = "source:1") -> Report:
+def report(fingerprint: str = "source:1") -> Statuses:
     needed = Answer(State.NEEDED, "its seam is there")
     budget = FixStatus("token-budget", "", "auto", needed, applied=True, seams={SEAM: fingerprint})
     pins = FixStatus("concurrent-pins", "", "auto", Answer(State.NOT_APPLICABLE, "no pins"), applied=False, seams={})
     nixl = FixStatus("nixl-listener", "", "auto", None, applied=False, seams={})
-    return Report((budget, pins, nixl))
+    return Statuses((budget, pins, nixl))
 
 
 def attestation(rank: int = 0, size: int = 1, *, fingerprint: str = "source:1", started: bool = True) -> Attestation:

@@ -12,7 +12,7 @@ import pytest
 from tests.fixes.ranks import Arrived
 from tests.overlay.entries import SEAM, attestation, entry
 from trtllm_kvfix import ranks
-from trtllm_kvfix.overlay import agreement, attest
+from trtllm_kvfix.overlay import attest, start_gate
 from trtllm_kvfix.ranks import RanksDiffer, Tag
 from trtllm_kvfix.runtime_files import process_start
 
@@ -65,7 +65,7 @@ def compare(entries: dict[int, dict[str, Any]], size: int, timeout_s: float = TI
 
     def take_part(rank: int) -> None:
         try:
-            agreement.agree_by_messages(Rank(world, rank), entries[rank], timeout_s)
+            start_gate.agree_by_messages(Rank(world, rank), entries[rank], timeout_s)
         except RanksDiffer as error:
             told[rank] = str(error)
         else:
@@ -111,7 +111,7 @@ def test_rank_without_the_hook_is_named_and_nobody_hangs() -> None:
     Rank(world, 2).send(entry(2, 3), dest=0, tag=Tag.ATTESTATION)
     for rank in (0, 2):
         with pytest.raises(RanksDiffer, match=r"^rank 1 did not report .* within 0\.01 s; the hook is not active"):
-            agreement.agree_by_messages(Rank(world, rank), entry(rank, 3), SHORT_S)
+            start_gate.agree_by_messages(Rank(world, rank), entry(rank, 3), SHORT_S)
 
 
 def test_ranks_do_not_wait_for_ever_for_rank_0() -> None:
@@ -129,13 +129,13 @@ def in_another_process(folder: Path, change: Callable[[dict[str, Any]], None]) -
 def test_files_of_the_same_job_must_agree(tmp_path: Path) -> None:
     in_another_process(tmp_path, lambda theirs: theirs.update(seams={SEAM: "source:2"}))
     with pytest.raises(RanksDiffer, match=r"rank 0 \(process \d+\) differs from rank 1 \(process 1\) .* source:1 / "):
-        agreement.agree_by_files(tmp_path, entry(0, 2))
+        start_gate.agree_by_files(tmp_path, entry(0, 2))
 
 
 def test_what_keeps_another_rank_of_this_host_from_starting_stops_this_one(tmp_path: Path) -> None:
     in_another_process(tmp_path, lambda theirs: theirs.update(refusal="its port is taken"))
     with pytest.raises(RanksDiffer, match=r"rank 1 \(process 1\): its port is taken"):
-        agreement.agree_by_files(tmp_path, entry(0, 2))
+        start_gate.agree_by_files(tmp_path, entry(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_keeps_another_rank_of_this_host_from_starting_stops_this_one(tmp_p
 )
 def test_other_engines_and_processes_without_one_are_not_compared(tmp_path: Path, harmless: dict[str, Any]) -> None:
     in_another_process(tmp_path, lambda theirs: theirs.update({"seams": {SEAM: "source:2"}} | harmless))
-    agreement.agree_by_files(tmp_path, entry(0, 2))
+    start_gate.agree_by_files(tmp_path, entry(0, 2))
 
 
 def test_without_mpi_there_is_one_rank() -> None:

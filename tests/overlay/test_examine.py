@@ -10,7 +10,9 @@ import pytest
 
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.tools.doctor.buffers import candidates
+from trtllm_kvfix.overlay.fix import Answer, State
+from trtllm_kvfix.overlay.registry import FixStatus
+from trtllm_kvfix.tools.doctor.examine import candidates, problems
 
 SOURCE = """
 class Metadata:
@@ -118,6 +120,39 @@ def test_switch_that_is_off_is_named(small: Path) -> None:
     assert (report["overlay"]["hook"], exit_code) == ("off", 1)
     assert report["problems"][0].endswith("TRTLLM_KVFIX_ENABLED or kvfix.enabled is false; set it to true")
     assert report["overlay"]["fixes"][0]["outlook"] == "needed, switched off"
+
+
+NEEDED, UNDECIDED = Answer(State.NEEDED, "its seam is there"), Answer(State.UNKNOWN, "it takes a batch")
+STATUSES = (
+    FixStatus("a", "", "auto", NEEDED, applied=False, seams={}),
+    FixStatus("b", "", "on", UNDECIDED, applied=False, seams={}),
+    FixStatus("c", "", "off", NEEDED, applied=False, seams={}),
+    FixStatus("d", "", "observe", NEEDED, applied=False, seams={}),
+    FixStatus("e", "", "off", UNDECIDED, applied=False, seams={}),
+    FixStatus("f", "", "auto", NEEDED, applied=True, seams={}),
+    FixStatus("g", "", "auto", None, applied=False, seams={}),
+)
+CANNOT_TELL = (
+    "fix b is not applied, because its probe cannot tell whether it fits: it takes a batch; "
+    "kvfix.fixes.b: off accepts that"
+)
+SWITCHED_OFF = "fix c is needed (its seam is there) and switched off"
+NO_HOOK = "2 fixes are needed and no hook is active (a, d): "
+
+
+@pytest.mark.parametrize(
+    ("hook", "forced", "expected"),
+    [
+        ("run", False, [CANNOT_TELL, SWITCHED_OFF]),
+        ("persistent", True, [SWITCHED_OFF]),
+        ("none", True, [SWITCHED_OFF, NO_HOOK + "`trtllm-kvfix run -- COMMAND` starts a server with them, "
+                        "`trtllm-kvfix enable` installs a hook"]),
+        ("off", False, [CANNOT_TELL, SWITCHED_OFF,
+                        NO_HOOK + "TRTLLM_KVFIX_ENABLED or kvfix.enabled is false; set it to true"]),
+    ],
+)  # fmt: skip
+def test_each_fix_that_a_server_would_lack_is_a_problem(hook: str, forced: bool, expected: list[str]) -> None:
+    assert problems(STATUSES, hook, forced=forced) == expected
 
 
 def test_fix_whose_self_test_fails_is_a_problem(small: Path) -> None:

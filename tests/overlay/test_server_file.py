@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import server_file
+from trtllm_kvfix.overlay import server_config
 from trtllm_kvfix.overlay.server_config import without_section
 from trtllm_kvfix.process import active
 
@@ -29,8 +29,8 @@ def test_the_file_is_found_by_its_content(how: str, file: Path, monkeypatch: pyt
     file.write_text("a: 1\n")
     arguments = how.format(file).split() if how != "named" else []
     monkeypatch.setattr(sys, "argv", ["serve", str(other), "missing.yaml", *arguments])
-    assert server_file.file_of({"a": 1}, [str(file), None, 3] if how == "named" else []) == file
-    assert server_file.file_of({"a": 3}, []) is None
+    assert server_config.file_of({"a": 1}, [str(file), None, 3] if how == "named" else []) == file
+    assert server_config.file_of({"a": 3}, []) is None
 
 
 @pytest.mark.parametrize("last", ["a59: 1", "a59: [1]", "a59: {x: 1}"])
@@ -41,7 +41,7 @@ def test_aliases_of_aliases_are_compared_once(last: str, file: Path) -> None:
     )
     code = f"""
 import sys, yaml
-from trtllm_kvfix.overlay.server_file import file_of
+from trtllm_kvfix.overlay.server_config import file_of
 document = yaml.safe_load(open(sys.argv[1]))
 print(file_of(document, []), file_of(document | yaml.safe_load({last!r}), []))
 """
@@ -56,13 +56,13 @@ def test_a_path_may_have_an_equals_sign(how: str, tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_text("kvfix: {fixs: {}}\n")
     with pytest.raises(SettingsError, match=f"unknown setting kvfix.fixs in {file}"):
-        server_file.check(["trtllm-serve", *how.format(file).split()], {})
+        server_config.check(["trtllm-serve", *how.format(file).split()], {})
 
 
 def test_a_script_in_one_argument_is_no_file() -> None:
     """It is longer than the system lets a name be."""
     script = f"{300 * 'x'} --config server.yaml"
-    assert server_file.check(["bash", "-c", script], {}) == []
+    assert server_config.check(["bash", "-c", script], {}) == []
 
 
 def test_a_file_with_an_impossible_date_is_refused_only_behind_its_option(
@@ -70,10 +70,10 @@ def test_a_file_with_an_impossible_date_is_refused_only_behind_its_option(
 ) -> None:
     file.write_text("a: 2026-99-99\n")
     with pytest.raises(SettingsError, match=rf"--config is {file}, which cannot be read: month must be in 1..12"):
-        server_file.check(["trtllm-serve", "--config", str(file)], {})
-    assert server_file.check(["trtllm-serve", str(file)], {}) == [], "an argument that only looks like the file"
+        server_config.check(["trtllm-serve", "--config", str(file)], {})
+    assert server_config.check(["trtllm-serve", str(file)], {}) == [], "an argument that only looks like the file"
     monkeypatch.setattr(sys, "argv", ["serve", str(file)])
-    assert server_file.file_of({"a": 1}, []) is None
+    assert server_config.file_of({"a": 1}, []) is None
 
 
 def test_what_it_says_twice_is_refused_with_its_name(file: Path) -> None:
@@ -102,5 +102,5 @@ def test_a_command_line_ends_in_one_line(is_command: bool, monkeypatch: pytest.M
     click = SimpleNamespace(ClickException=ClickException, get_current_context=get_current_context)
     monkeypatch.setitem(sys.modules, "click", click)
     with pytest.raises(ClickException if is_command else SettingsError, match="no such setting") as caught:
-        server_file.end(SettingsError("no such setting"))
+        server_config.end(SettingsError("no such setting"))
     assert getattr(caught.value, "exit_code", None) == 2

@@ -12,7 +12,7 @@ from tests.overlay.test_stand_in import below_run
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix.errors import KvfixError, SettingsError
-from trtllm_kvfix.overlay import uncaught
+from trtllm_kvfix.overlay import server_end
 from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP
 
 
@@ -25,7 +25,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
         seen.append(error)
 
     monkeypatch.setattr(sys, "excepthook", keep)
-    uncaught.install()
+    server_end.show_our_errors()
     return seen
 
 
@@ -75,5 +75,5 @@ def test_error_while_one_of_ours_was_handled_keeps_its_traceback(others: list[Ba
 @pytest.mark.usefixtures("others")
 def test_hook_is_installed_once() -> None:
     installed = sys.excepthook
-    uncaught.install()
+    server_end.show_our_errors()
     assert sys.excepthook is installed

@@ -13,8 +13,8 @@ import numpy as np
 
 from tests.torture.forking import exit_code_of
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
-from trtllm_kvfix.fixes.staged_offsets_v2 import private_rows
+from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
+from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import Mark, OffsetStager, current_place, on_stream
@@ -48,8 +48,8 @@ class Things:
             mark.record()
             python_stager = OffsetStager(layout="v1", num_pools=1, rows_max=4, blocks_max=8, device=device)
             python_stager.ship(target, np.zeros(SHAPE, np.int32), 2, stream=stream)
-            lot = private_rows.Lot(device.pinned((4,), "int32"), device.pinned((4,), "int32"))
-            private_rows.keep_until_read(lot, stream)
+            lot = staged_offsets_v2.Lot(device.pinned((4,), "int32"), device.pinned((4,), "int32"))
+            staged_offsets_v2.keep_until_read(lot, stream)
         graph_memory = device.pinned((4,), "int32")
         self.kept: dict[str, Any] = {
             "stream": stream,

@@ -3,12 +3,20 @@
 On a GPU the model is torch's, on the simulated device numpy's: there a forward pass is a host function in stream order,
 which an event starts and a gate ends. Held work begins when the host waits for it, and not before: every device may be
 that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
+
+numpy's matrix products get one thread: those of a small model are over before a second thread has begun. OpenBLAS,
+which numpy's wheels bring, keeps its threads spinning, beside the threads of the simulated device. On two cores a step
+then takes fifty times as long. It reads its environment when it is loaded; later a call sets the number of threads.
 """
 
+import ctypes
 import gc
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from time import perf_counter, sleep
@@ -16,7 +24,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trtllm_kvfix.blas import use_one_thread
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.managers import tensors
@@ -253,3 +260,21 @@ class _HostFunctions:
             finally:
                 self._device.destroy_event(begin)
                 self._device.open_gate(end)
+
+
+MAPS = Path("/proc/self/maps")  # of Linux; elsewhere threads are left as they are
+SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+
+
+@cache
+def use_one_thread() -> None:
+    """Use one thread in this process from now on."""
+    if not MAPS.exists():
+        return
+    for path in set(re.findall(r"\S*openblas\S*\.so\S*", MAPS.read_text(encoding="utf-8"))):
+        library = ctypes.CDLL(path)
+        for name in SETTERS:
+            setter = getattr(library, name, None)
+            if setter is not None:
+                setter(1)
+                break

@@ -5,9 +5,9 @@ docs/native-manager.md says what it serves, what it refuses, and when to use it.
 
 Before a server starts:
 
-- constructors.py takes the place of four constructors of upstream, and refuses builds that it does not know.
+- constructors.py takes the place of four constructors of upstream, and refuses builds that it does not know. It also
+  looks at the engine that is about to start, and refuses what a constructor cannot see.
 - keywords.py reads or refuses each keyword of the cache's constructor. The result is a layout (layout.py).
-- refused_engines.py looks at the engine that is about to start, and refuses what the constructor cannot see.
 
 A prompt meets, from the request that upstream makes to the kernel that reads its blocks:
 
@@ -21,8 +21,8 @@ A prompt meets, from the request that upstream makes to the kernel that reads it
 
 An answer that grows goes through the same files from native_kv_cache.py on. Beside them stand
 
-- events.py and statistics.py: what others read of the cache, in upstream's terms,
-- ranks.py and clock.py: ranks compare their books, and share the time by which retention ends.
+- reports.py: what others read of the cache, in upstream's terms,
+- between_ranks.py: ranks compare their books, and share the time by which retention ends.
 
 The core behind all of them is `native.BlockManager`: `trtllm_kvfix.blocks` says where to begin with it.
 """

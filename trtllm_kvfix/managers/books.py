@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtllm_kvfix.managers.clock import Clock
+from trtllm_kvfix.managers.between_ranks import Clock
 from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.layout import Layout, Window
 from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse

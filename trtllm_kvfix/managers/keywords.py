@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers.events import EventManager
 from trtllm_kvfix.managers.layout import ELEMENTS, Layout, Window, held_most, pools_of
+from trtllm_kvfix.managers.reports import EventManager
 
 OFFLOAD_PRIORITY_MIN = 30  # if upstream gives none
 

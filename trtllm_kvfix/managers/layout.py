@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtllm_kvfix.managers.events import EventManager
+from trtllm_kvfix.managers.reports import EventManager
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,16 @@ import numpy as np
 
 from trtllm_kvfix import settings
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import statistics, tensors
+from trtllm_kvfix.managers import reports, tensors
+from trtllm_kvfix.managers.between_ranks import Clock, Comparison, next_serial
 from trtllm_kvfix.managers.books import Books
-from trtllm_kvfix.managers.clock import Clock
-from trtllm_kvfix.managers.comparison import Comparison, next_serial
 from trtllm_kvfix.managers.copies import Copies
-from trtllm_kvfix.managers.events import FIRST_HALF, KVCacheEvent
 from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Prefix, Questions
+from trtllm_kvfix.managers.reports import FIRST_HALF, KVCacheEvent
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
 from trtllm_kvfix.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
@@ -327,18 +326,18 @@ class NativeKvCache:
     # ---- numbers: asking for them admits no request, so it does not matter which rank asks, or when ----
 
     @locked
-    def get_kv_cache_stats(self) -> statistics.CacheStats:
+    def get_kv_cache_stats(self) -> reports.CacheStats:
         sizes = [window.size for window in self.layout.windows]
-        return statistics.cache_stats(self.core.get_kv_cache_stats(), sizes, self._memory.device_bytes)
+        return reports.cache_stats(self.core.get_kv_cache_stats(), sizes, self._memory.device_bytes)
 
     @locked
-    def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
+    def get_iteration_stats(self) -> dict[int, reports.IterationStats]:
         """Events are counted over all windows, and shown with the largest one."""
         stats = self.core.get_kv_cache_stats()
         *smaller, largest = self.layout.windows
         slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools) if not smaller else 0  # they differ
-        found = {each.size: statistics.iteration_stats(stats, each.index, None, 0) for each in smaller}
-        return found | {largest.size: statistics.iteration_stats(stats, largest.index, stats.iteration, slot_bytes)}
+        found = {each.size: reports.iteration_stats(stats, each.index, None, 0) for each in smaller}
+        return found | {largest.size: reports.iteration_stats(stats, largest.index, stats.iteration, slot_bytes)}
 
     # ---- questions of capacity schedulers ----
 

@@ -2,19 +2,19 @@
 
 In the order in which a server meets them:
 
-1. `launch` is `trtllm-kvfix run`: it checks the command (`hook_loss`) and the server's YAML (`server_file`), sets the
+1. `launch` is `trtllm-kvfix run`: it checks the command (`hook_loss`) and the server's YAML (`server_config`), sets the
    variables, and leaves a `watcher` behind. `hook_file` is the persistent hook instead.
 2. `import_hook` waits in every interpreter for `tensorrt_llm`, and then calls `process.begin`, which activates.
 3. `activation` holds the settings, and says when the registry acts. `child_environment` carries the settings to child
-   processes, `workers` to those that MPI spawns. `server_config` takes them from the server's own YAML.
+   processes, also to those that MPI spawns. `server_config` takes them from the server's own YAML.
 4. `registry` probes, applies and takes back. It knows every replacement: those of fixes, whose records are `fix`, and
    the others. `upstream` looks at what there is, `seam` replaces one attribute, `reach` tells a wrapper from another
    tool's replacement.
-5. `start_gate` stops an engine in front of its start until the ranks have compared (`agreement`) what each attests
-   (`attest`). `releases` names the variant of a release.
+5. `start_gate` stops an engine in front of its start until the ranks have compared what each attests (`attest`).
+   `releases` names the variant of a release.
 6. While the engine runs, `recheck` looks again every two seconds, `fuse` counts the faults of our own code, and `vote`
    lets ranks change a batch together or not at all.
-7. At the end, `flight_dump` writes the flight record, and `uncaught` shows an error of ours in one line.
+7. At the end, `server_end` writes the flight record, and shows an error of ours in one line.
 
 Importing this package imports nothing: the start-up hook goes through it in every interpreter of an environment.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_kvfix import __version__, runtime_files
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.overlay.registry import Report
+from trtllm_kvfix.overlay.registry import Statuses
 from trtllm_kvfix.overlay.releases import distribution_version
 
 FORMAT = 4
@@ -42,7 +42,7 @@ class Attestation:
 
     @staticmethod
     def of(
-        report: Report,
+        report: Statuses,
         *,
         variant: str,
         job: str,

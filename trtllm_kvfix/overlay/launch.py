@@ -1,7 +1,7 @@
 """`trtllm-kvfix run -- COMMAND`: set the environment, then become the command.
 
 The hook reaches every Python that the command starts through PYTHONPATH (bootstrap/sitecustomize.py), and workers that
-MPI spawns through an initializer (workers.py); so the environment's files stay as they are.
+MPI spawns through an initializer (child_environment.py); so the environment's files stay as they are.
 """
 
 import difflib
@@ -21,7 +21,7 @@ import click
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described
-from trtllm_kvfix.overlay import hook_loss, server_file, watcher
+from trtllm_kvfix.overlay import hook_loss, server_config, watcher
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP, PATH
 from trtllm_kvfix.settings import (
@@ -142,7 +142,7 @@ def run(
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
     }
     inherited.pop(ENV_FILE, None)  # its settings are in the variables, and other hosts may not have the file
-    sections = server_file.check(command, {**inherited, **new})
+    sections = server_config.check(command, {**inherited, **new})
     if dry_run:
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
         show(line, new)

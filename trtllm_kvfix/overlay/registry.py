@@ -75,7 +75,7 @@ class FixStatus:
 
 
 @dataclass(frozen=True)
-class Report:
+class Statuses:
     fixes: tuple[FixStatus, ...]
     others: dict[str, str] = field(default_factory=dict)  # seams of other replacements, with the hash of what was there
     others_displaced: dict[str, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Registry:
         self._others: list[seam.Installed] = []
         self._unguarded: set[str] = set()  # late replacements that could not be made
 
-    def apply(self, settings: Settings, upstream: Upstream | None = None, *, at_last: bool = False) -> Report:
+    def apply(self, settings: Settings, upstream: Upstream | None = None, *, at_last: bool = False) -> Statuses:
         """Raise ApplyError, or SettingsError for a choice that cannot be honoured, with everything taken back.
 
         at_last: do not wait for triggers that exist and have not been imported; this start does without them.
@@ -198,13 +198,13 @@ class Registry:
                 self._decided_on.pop(fix_id, None)
                 log.warning("%s was loaded again; fix %s is applied again", module, fix_id)
 
-    def probe(self, settings: Settings, upstream: Upstream) -> Report:
+    def probe(self, settings: Settings, upstream: Upstream) -> Statuses:
         """Report what `apply` would find, without a change. `doctor` uses this on a build at rest."""
         with self._lock():
             answers = {fix.id: _probed(fix, upstream) for fix in self.fixes}
             return self._report(settings, answers)
 
-    def report(self) -> Report:
+    def report(self) -> Statuses:
         with self._lock():
             return self._report(self._settings, self._answers)
 
@@ -279,7 +279,7 @@ class Registry:
         self._decided_on[fix.id] = there
         return True
 
-    def _report(self, settings: Settings, answers: dict[str, Answer]) -> Report:
+    def _report(self, settings: Settings, answers: dict[str, Answer]) -> Statuses:
         seams: dict[str, dict[str, str]] = {}
         for installed in self._installed:
             seams.setdefault(installed.by, {})[str(installed.seam)] = installed.fingerprint
@@ -287,7 +287,7 @@ class Registry:
         displaced: dict[str, dict[str, str]] = {}
         for installed, by in seam.displaced(self._installed, live):
             displaced.setdefault(installed.by, {})[str(installed.seam)] = by
-        return Report(
+        return Statuses(
             tuple(
                 FixStatus(
                     id=fix.id,

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
-from trtllm_kvfix.tools.replay.contents import contents_of
+from trtllm_kvfix.tools.replay.contents import Runs, contents_of, evened
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
-from trtllm_kvfix.tools.replay.runs import comparison, execute, sweep
-from trtllm_kvfix.tools.replay.side_by_side import Run
+from trtllm_kvfix.tools.replay.runs import Run, comparison, execute, sweep
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 from trtllm_kvfix.tools.replay.workload import generate
@@ -66,6 +65,28 @@ def test_a_long_prompt_is_kept_in_part() -> None:
     long, other = spoken(*range(1, 9)), spoken(*range(21, 29))
     found = of([long, other, long, other], sizes=[0, 1, 3, 5, 8]).clairvoyant
     assert found == [2, 2 * 1 + 2, 2 * 3 + 2, 2 * 5 + 2, 14]
+
+
+def test_runs_of_one_key_are_cut_where_their_lengths_differ() -> None:
+    runs = Runs(np.array([7, 8, 7], np.uint64), np.arange(3), np.array([0, 5, 3]), np.array([2, 3, 3]))
+    keys, content, first, blocks = evened(runs)
+    assert content.tolist() == [0, 0, 1, 2, 2, 2]
+    assert first.tolist() == [0, 1, 5, 3, 4, 5]
+    assert blocks.tolist() == [1, 1, 3, 1, 1, 1]
+    alike = {tuple(np.flatnonzero(keys == key)) for key in keys}
+    assert alike == {(0, 3), (1, 4), (2,), (5,)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=12))
+def test_evened_runs_have_the_same_blocks_and_one_length_for_each_key(runs: list[tuple[int, int]]) -> None:
+    columns = np.array([(key, at, 10 * at, blocks) for at, (key, blocks) in enumerate(runs)], np.int64).reshape(-1, 4).T
+    found = evened(Runs(columns[0].astype(np.uint64), *columns[1:]))
+    rows = list(zip(*(column.tolist() for column in found), strict=True))
+    covered = [(content, first + block) for _, content, first, blocks in rows for block in range(blocks)]
+    assert covered == [(at, 10 * at + block) for at, (_, blocks) in enumerate(runs) for block in range(blocks)]
+    assert len({(key, blocks) for key, _, _, blocks in rows}) == len({key for key, _, _, _ in rows})
+    lengths = {key: {blocks for other, blocks in runs if other == key} for key, _ in runs}
+    assert len(rows) == sum(1 if len(lengths[key]) == 1 else blocks for key, blocks in runs)
 
 
 def most_found(prompts: list[tuple[int, ...]], slots: int) -> int:

@@ -7,10 +7,10 @@ import pytest
 
 from tests.offload.remote.porter_double import Key, planted, sealed
 from trtllm_kvfix.offload.remote import puts
-from trtllm_kvfix.tools.replay import remote_tier
+from trtllm_kvfix.tools.replay import host_tier
 from trtllm_kvfix.tools.replay.engine import Replay
+from trtllm_kvfix.tools.replay.host_tier import Store
 from trtllm_kvfix.tools.replay.outcome import HostAdmission, HostTierKind
-from trtllm_kvfix.tools.replay.remote_tier import Store
 from trtllm_kvfix.tools.replay.workload import generate
 
 from .real_tier import BLOCK_BYTES, RealTier
@@ -63,7 +63,7 @@ def test_what_the_host_tier_declines_is_found_in_the_store(monkeypatch: pytest.M
         return Replay(made.workload, made.shape.model_copy(update=sizes | tier)).run().tokens.host
 
     everything, adaptive = reused(HostAdmission.ALL), reused(HostAdmission.ADAPTIVE)
-    monkeypatch.setattr(remote_tier, "staging_slots", lambda _slots: 0)
+    monkeypatch.setattr(host_tier, "staging_slots", lambda _slots: 0)
     nowhere = reused(HostAdmission.ADAPTIVE)
     assert adaptive > 0.95 * everything
     assert nowhere < 0.7 * everything

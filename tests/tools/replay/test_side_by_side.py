@@ -13,10 +13,17 @@ import pytest
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.tools.replay import runs as runs_module
-from trtllm_kvfix.tools.replay import side_by_side
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
-from trtllm_kvfix.tools.replay.runs import WORTH_A_PROCESS, Result, execute, jobs_for, sweep
-from trtllm_kvfix.tools.replay.side_by_side import Run, SideBySide, usable_cores
+from trtllm_kvfix.tools.replay.runs import (
+    WORTH_A_PROCESS,
+    Result,
+    Run,
+    SideBySide,
+    execute,
+    jobs_for,
+    sweep,
+    usable_cores,
+)
 from trtllm_kvfix.tools.replay.workload import generate
 
 from .shapes import cold, tiny_workload, workload
@@ -75,7 +82,7 @@ def test_small_workloads_are_not_worth_a_process() -> None:
 
 
 def test_a_stopped_process_says_what_it_counted_and_begins_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "PROGRESS_S", 0.001)
+    monkeypatch.setattr(runs_module, "PROGRESS_S", 0.001)
     tokens = np.arange(40, dtype=np.int32)
     endless = workload([cold(1, 40)._replace(tokens=tokens, output_length=2) for _ in range(5_000)])
     shape = generate("small", 0).shape.model_copy(update={"iteration_ms": 0})
@@ -104,10 +111,10 @@ def test_a_question_that_waits_is_not_answered_after_ctrl_c() -> None:
 
 INTERRUPTED = """
 import os, signal
-from trtllm_kvfix.tools.replay import side_by_side
-from trtllm_kvfix.tools.replay.side_by_side import SideBySide
+from trtllm_kvfix.tools.replay import runs
+from trtllm_kvfix.tools.replay.runs import SideBySide
 
-side_by_side.PROGRESS_S = 0.001
+runs.PROGRESS_S = 0.001
 
 def pressed_once(self, on_finished):
     def press(finished):

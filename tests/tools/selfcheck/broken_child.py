@@ -8,7 +8,7 @@ from unittest import mock
 
 from tests.fixes.proofs import as_it_was
 from tests.tools.selfcheck.ground import StandInGround
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Plan, batch_tokens
 from trtllm_kvfix.tools.selfcheck.child import main
 
@@ -40,16 +40,16 @@ def nothing(*_: Any) -> None:
 
 
 WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.staged_copy", called_as_upstream_does),
-    "staged-offsets-v2": ("fixes.staged_offsets_v2.mechanism.staged_launch", called_as_upstream_does),
-    "computed-blocks": ("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was),
-    "batched-admission": ("fixes.batched_admission.mechanism.line_up", nothing),
-    "token-budget": ("fixes.token_budget.mechanism.plan", planned_as_it_stands),
-    "concurrent-pins": ("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was),
-    "input-copy-fence before scheduling": ("fixes.input_copy_fence.mechanism.InputFence.waiting", as_it_was),
-    "input-copy-fence before inputs": ("fixes.input_copy_fence.mechanism.InputFence.wait", waiting_for_all_or_nobody),
-    "graph-inputs": ("fixes.graph_inputs.mechanism.Reads.wait", nothing),
-    "nixl-listener": ("fixes.nixl_listener.record.without_listener", as_it_was),
+    "staged-offsets-v1": ("fixes.staged_offsets_v1.fix.staged_copy", called_as_upstream_does),
+    "staged-offsets-v2": ("fixes.staged_offsets_v2.fix.staged_launch", called_as_upstream_does),
+    "computed-blocks": ("fixes.computed_blocks.fix.ComputedBlocks.storing", as_it_was),
+    "batched-admission": ("fixes.batched_admission.fix.line_up", nothing),
+    "token-budget": ("fixes.token_budget.fix.plan", planned_as_it_stands),
+    "concurrent-pins": ("fixes.concurrent_pins.fix.Turns.guarded", as_it_was),
+    "input-copy-fence before scheduling": ("fixes.input_copy_fence.fix.InputFence.waiting", as_it_was),
+    "input-copy-fence before inputs": ("fixes.input_copy_fence.fix.InputFence.wait", waiting_for_all_or_nobody),
+    "graph-inputs": ("fixes.graph_inputs.fix.Reads.wait", nothing),
+    "nixl-listener": ("fixes.nixl_listener.fix.without_listener", as_it_was),
 }
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trtllm_kvfix.fixes.graph_inputs.mechanism import Reads
+from trtllm_kvfix.fixes.graph_inputs.fix import Reads
 from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.hazards.h2_block_offsets_v2.device import kernel_output
 from trtllm_kvfix.hazards.h5_transfer_order.transfers import Ordered, Unordered

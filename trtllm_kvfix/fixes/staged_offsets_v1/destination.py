@@ -16,7 +16,7 @@ WORD_BYTES = 4
 WHOLE = slice(None)
 
 
-class Part(NamedTuple):
+class PoolRows(NamedTuple):
     """The first rows of one pool, and of each the first blocks."""
 
     pool: int
@@ -45,7 +45,7 @@ class StagedDestination:
         self._pool_bytes = rows * planes * blocks * WORD_BYTES
         self._address = table.data_ptr()
         self._stager = None if is_too_wide(table) else stagers.of(table, v1)
-        self.parts: list[Part] = []  # what has been copied and not been shipped
+        self.parts: list[PoolRows] = []  # what has been copied and not been shipped
 
     def __getitem__(self, index: Any) -> "_Selection":
         return _Selection(self, index)
@@ -104,7 +104,7 @@ class StagedDestination:
         if read_back is not None and read_back.due():
             read_back.look(lambda: Shipment(self._memory, self._array[:, :rows, :, :width].copy()))
 
-    def _ship_parts(self, parts: list[Part]) -> None:
+    def _ship_parts(self, parts: list[PoolRows]) -> None:
         """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""
         _, rows, width = parts[0]
         in_order = len(parts) == self._pools and all(part == (i, rows, width) for i, part in enumerate(parts))
@@ -114,7 +114,7 @@ class StagedDestination:
         for part in parts:
             self.tensor[part.place].copy_(self.table[part.place].clone(), non_blocking=True)
 
-    def _recognised(self, index: Any, offset: int) -> list[Part]:
+    def _recognised(self, index: Any, offset: int) -> list[PoolRows]:
         return recognised(index, offset, self._pools, self._pool_bytes)
 
 
@@ -163,7 +163,51 @@ class _Selection:
         return self
 
 
-def recognised(index: Any, offset: int, pools: int, pool_bytes: int) -> list[Part]:
+class ObservedDestination:
+    def __init__(self, tensor: Any, table: Any) -> None:
+        self.tensor = tensor
+        self.copied: list[tuple[Any, Any]] = []  # index and source of upstream's statements
+        self._table = table
+
+    def __getitem__(self, index: Any) -> "_Observed":
+        return _Observed(self, index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    def shipment(self) -> Shipment | None:
+        """Return the copies that upstream's method made, while the table still holds the intended rows.
+
+        None if it did anything but copy the same rows of every pool to their own places.
+        """
+        pools, rows_max, planes, blocks = self._table.shape
+        pool_bytes = rows_max * planes * blocks * WORD_BYTES
+        parts = [
+            part
+            for index, source in self.copied
+            for part in recognised(index, source.data_ptr() - self._table.data_ptr(), pools, pool_bytes)
+        ]
+        if not parts or parts != [PoolRows(pool, *parts[0][1:]) for pool in range(pools)]:
+            return None
+        _, rows, width = parts[0]
+        return Shipment(memory_of(self.tensor), self._table.numpy()[:, :rows, :, :width].copy())
+
+
+class _Observed:
+    __slots__ = ("_destination", "_index")
+
+    def __init__(self, destination: ObservedDestination, index: Any) -> None:
+        self._destination = destination
+        self._index = index
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> "_Observed":
+        destination = self._destination
+        destination.tensor[self._index].copy_(source, non_blocking=non_blocking)
+        destination.copied.append((self._index, source))
+        return self
+
+
+def recognised(index: Any, offset: int, pools: int, pool_bytes: int) -> list[PoolRows]:
     """The parts of a table that go to their own places, where `index` is [pool, :rows] or [pool, :rows, :, :width]."""
     if not isinstance(index, tuple) or len(index) not in (2, 3, 4):
         return []
@@ -172,10 +216,10 @@ def recognised(index: Any, offset: int, pools: int, pool_bytes: int) -> list[Par
     if not (_is_head(rows) and _is_head(blocks) and planes == WHOLE) or rows.stop is None:
         return []
     if isinstance(pool, int):
-        return [Part(pool, rows.stop, blocks.stop)] if offset == pool * pool_bytes else []
+        return [PoolRows(pool, rows.stop, blocks.stop)] if offset == pool * pool_bytes else []
     if pool != WHOLE or offset != 0:
         return []
-    return [Part(each, rows.stop, blocks.stop) for each in range(pools)]
+    return [PoolRows(each, rows.stop, blocks.stop) for each in range(pools)]
 
 
 def _is_head(index: Any) -> bool:

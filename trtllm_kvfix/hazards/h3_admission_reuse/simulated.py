@@ -1,9 +1,10 @@
-"""H3 without TensorRT-LLM: a batch of a large request and one that reuses, in the order in which they are admitted."""
+"""H3 without TensorRT-LLM: a batch of a large request and one that reuses, in the order in which they are admitted, and
+a batch of two prompts that is too large for a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from trtllm_kvfix.hazards.simulated import require
 
@@ -69,3 +70,40 @@ def self_test(main: Any, ordered: Callable[[Callable[..., Any]], Callable[..., A
     ordered(as_upstream)(_Managers(main), batch)
     require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")
     require(batch.context_requests == [large, reusing], "the batch did not get its order back")
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    beam_width: int = 1
+
+
+@dataclass(eq=False)
+class _Scheduled:
+    """A request of a batch whose reuse is known: what is left of its prompt, and the chunk that the step computes."""
+
+    context_remaining_length: int
+    context_chunk_size: int
+    context_current_position: int = 0
+    py_draft_tokens: tuple[int, ...] = ()
+    sampling_config: _Sampling = _Sampling()
+
+
+@dataclass
+class _ScheduledBatch:
+    context_requests: list[_Scheduled]
+    generation_requests: list[_Scheduled]
+
+
+class Fit(Protocol):
+    def __call__(self, batch: Any, max_num_tokens: int, *, chunked_prefill: bool) -> int:
+        """Cut the batch back, in blocks of 8 tokens. Returns the tokens that are left."""
+
+
+def self_test_of_the_budget(fit: Fit) -> None:
+    for chunked, left, chunk in ((True, 2, 8), (False, 1, 20)):
+        first, last = _Scheduled(20, 20), _Scheduled(20, 20)
+        batch = _ScheduledBatch([first, last], [_Scheduled(0, 0)])
+        tokens = fit(batch, 31, chunked_prefill=chunked)
+        require(tokens <= 31, f"{tokens} tokens are left of a budget of 31")
+        require(len(batch.context_requests) == left, f"{len(batch.context_requests)} requests stayed, expected {left}")
+        require(last.context_chunk_size == chunk, f"the last chunk has {last.context_chunk_size} tokens, not {chunk}")

@@ -13,9 +13,7 @@ from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
-from trtllm_kvfix.tools.bench.outcome import ArmOutcome, Report
-from trtllm_kvfix.tools.bench.plot import plot
-from trtllm_kvfix.tools.bench.report import print_report
+from trtllm_kvfix.tools.bench.report import ArmOutcome, Report, plot, print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar

@@ -1,12 +1,55 @@
-"""A report as a table and plain words. Nothing is counted here."""
+"""What a run of `bench` found: the models that `--json` prints, a table with plain words, and a picture.
+
+Nothing is counted here.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from trtllm_kvfix.plurals import number_of
-from trtllm_kvfix.tools.bench.outcome import ArmOutcome, Report
+from trtllm_kvfix.tools.pictures import save
+
+
+class _Found(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ArmOutcome(_Found):
+    """Medians over the runs of one way to run the engine."""
+
+    name: str
+    manager: str
+    layout: str
+    tier: str
+    host_blocks: int
+    off: list[str]
+    tokens_per_s: float  # of answers
+    first_token_ms_median: float
+    first_token_ms_p95: float
+    token_ms_median: float  # from one token of an answer to the next
+    tokens_reused: int  # of prompts
+    tokens_computed: int
+    reuse_lost: int  # tokens that were promised to a prompt of a batch, and evicted before its turn
+    preemptions: int
+
+
+class Report(_Found):
+    """`bench --json`."""
+
+    version: str
+    device: str
+    simulated: bool
+    model: str
+    load: str
+    requests: int
+    rate: float
+    repeats: int
+    arms: list[ArmOutcome]
+
 
 HEADINGS = ("tokens\n/s", "first\nms", "95 %\nms", "next\nms", "reused", "new", "lost")
 
@@ -50,3 +93,21 @@ def notes(report: Report) -> Iterator[str]:
     yield "The engine is this package's own, not TensorRT-LLM: it shows what each part costs and brings in one loop."
     if report.simulated:
         yield "The device is simulated, so times are numpy's and say nothing of a GPU."
+
+
+def plot(report: Report, path: Path) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415  an extra; Figure alone needs no display and no global state
+
+    arms = report.arms[::-1]
+    names = [arm.name for arm in arms]
+    figure = Figure(figsize=(10, 0.36 * len(arms) + 1.4), layout="constrained")
+    throughput, first = figure.subplots(1, 2, sharey=True)
+    throughput.barh(names, [arm.tokens_per_s for arm in arms])
+    throughput.set(xlabel="tokens per second", title=report.device)
+    first.barh(names, [arm.first_token_ms_p95 for arm in arms], alpha=0.35, label="95 %")
+    first.barh(names, [arm.first_token_ms_median for arm in arms], label="median")
+    first.set(xlabel="time to the first token, ms", title=f"{report.requests} requests, {report.rate:g} a second")
+    first.legend()
+    for axes in (throughput, first):
+        axes.grid(visible=True, axis="x", alpha=0.3)
+    save(figure, path)

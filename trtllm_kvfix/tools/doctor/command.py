@@ -3,7 +3,7 @@
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,38 @@ from trtllm_kvfix import __version__, machine, usage
 from trtllm_kvfix.errors import ExtensionMissing
 from trtllm_kvfix.overlay.releases import distribution_version
 from trtllm_kvfix.sizes import bytes_text
-from trtllm_kvfix.tools.doctor import kernels
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from trtllm_kvfix.settings import Settings
+
+
+# Without kernels for the GPU the fixes hold, and some are slower. Figures: docs/benchmarks.md (What bounds it) and
+# docs/offload.md (Speed), on an H200.
+COSTS = (
+    "the CPU copies tables of block offsets of 64 KiB or more; from 16 MiB on, that takes 1.6 to 2.9 times as long",
+    "block offsets of V2 managers travel as two tables, where one is enough",
+    "the offload connector stores blocks of 16 KiB at 34 GB/s instead of 49, and loads them at 27 instead of 42",
+    "`verify` shows the order of operations on the simulated device, and nothing about this GPU",
+)
+CURE = "build it where nvcc 12 or newer is in PATH or in CUDA_HOME: pip install . -C cmake.define.KVFIX_KERNELS=ON"
+
+
+def why_missing(extension: Mapping[str, str], machine: Mapping[str, Any]) -> str | None:
+    """None: there are kernels, and the GPU that is here, if any, runs them."""
+    if extension.get("kernels") == "none":
+        return "this build has no CUDA kernels, as nvcc was not found"
+    if machine["gpu"] is not None and not machine["gpu_runs_kernels"]:
+        return f"this build has CUDA kernels for {extension.get('kernels')}, none of which runs on {machine['gpu']}"
+    return None
+
+
+def _lines_on_kernels(why: str) -> Iterator[str]:
+    yield f"{why}. What that costs:"
+    yield from (f"  {cost}" for cost in COSTS)
+    yield f"  {CURE}"
+
 
 OPTIONAL = ("matplotlib", "mpi4py", "tensorrt_llm", "torch")
 
@@ -46,7 +72,7 @@ def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
     except ExtensionMissing as error:
         report["problems"].append(str(error))
         return report
-    report["kernels_missing"] = kernels.why_missing(report["extension"], report["machine"])
+    report["kernels_missing"] = why_missing(report["extension"], report["machine"])
     if report["extension"]["locks"] != "yes":
         report["problems"].append("the extension was built without its lock (KVFIX_NO_LOCK): rebuild it before use")
     from trtllm_kvfix.fixes import ALL  # noqa: PLC0415
@@ -79,12 +105,12 @@ def displaced(settings: "Settings") -> list[str]:
 
 def as_the_server(settings: "Settings", command: Sequence[str], *, runs_here: bool) -> "Settings":
     """The settings of a server that `run` starts with `settings` and this command, here or elsewhere."""
-    from trtllm_kvfix.overlay import launch, server_file  # noqa: PLC0415  a report without a command does without them
+    from trtllm_kvfix.overlay import launch, server_config  # noqa: PLC0415  a report without a command does without them
     from trtllm_kvfix.settings import as_variables, environment  # noqa: PLC0415
 
     if runs_here:
         launch.checked(command)
-    return server_file.settings_for(command, environment() | as_variables(settings))
+    return server_config.settings_for(command, environment() | as_variables(settings))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -136,7 +162,7 @@ def show(report: Mapping[str, Any]) -> None:
     console = terminal()
     console.print(table)
     if report["kernels_missing"] is not None:
-        for line in kernels.lines(report["kernels_missing"]):
+        for line in _lines_on_kernels(report["kernels_missing"]):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report["overlay"] is not None:
         show_overlay(console, report["overlay"])

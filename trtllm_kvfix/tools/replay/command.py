@@ -14,10 +14,8 @@ from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Report
-from trtllm_kvfix.tools.replay.plot import plot
-from trtllm_kvfix.tools.replay.report import print_report, print_sweep
-from trtllm_kvfix.tools.replay.runs import Result, comparison, execute, jobs_for, sweep
-from trtllm_kvfix.tools.replay.side_by_side import Run
+from trtllm_kvfix.tools.replay.report import plot, print_report, print_sweep
+from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, jobs_for, sweep
 from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TOKENS_PER_HASH_ID_MAX, read_trace

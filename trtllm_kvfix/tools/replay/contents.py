@@ -93,16 +93,28 @@ def _runs_of_some(contents: Sequence[Content], tokens_per_block: int) -> Runs:
 
 
 def evened(runs: Runs) -> Runs:
-    """The same blocks, in runs that are as long as any other of their key."""
-    order = np.argsort(runs.keys, kind="stable")
-    before, after = order[:-1], order[1:]
-    differ = (runs.keys[before] == runs.keys[after]) & (runs.blocks[before] != runs.blocks[after])
-    is_split = np.isin(runs.keys, runs.keys[after[differ]])
-    counts = np.where(is_split, runs.blocks, 1)
-    of = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    keys = runs.keys[of] + _mixed(number.astype(np.uint64))
-    return Runs(keys, runs.content[of], runs.first[of] + number, np.where(is_split, 1, runs.blocks)[of])
+    """The same blocks, in runs that have one length for each key: where lengths differ, each block is a run.
+
+    The blocks of two runs that were cut are alike where they have the same number in them.
+    """
+    is_cut = _have_other_lengths(runs)
+    pieces = np.where(is_cut, runs.blocks, 1)  # that each run becomes
+    run = np.repeat(np.arange(len(pieces)), pieces)  # of each piece
+    first_piece = np.cumsum(pieces) - pieces
+    number = np.arange(len(run)) - first_piece[run]  # of each piece in its run
+    return Runs(
+        keys=runs.keys[run] + _mixed(number.astype(np.uint64)),
+        content=runs.content[run],
+        first=runs.first[run] + number,
+        blocks=np.where(is_cut, 1, runs.blocks)[run],
+    )
+
+
+def _have_other_lengths(runs: Runs) -> NDArray[np.bool_]:
+    """For each run, whether runs of its key have different numbers of blocks."""
+    _, example, key = np.unique(runs.keys, return_index=True, return_inverse=True)
+    is_unlike = runs.blocks != runs.blocks[example[key]]
+    return np.bincount(key[is_unlike], minlength=len(example))[key] > 0
 
 
 def common_lengths(contents: Sequence[Content]) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from trtllm_kvfix.native import (
     ReplayScheduler,
     ReplayTally,
 )
-from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Counted, HostTier, Known
+from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Counted, HostTier, Known, RemoteTier
 from trtllm_kvfix.tools.replay.outcome import (
     Admission,
     Budget,
@@ -33,7 +33,6 @@ from trtllm_kvfix.tools.replay.outcome import (
     Requests,
     Reuse,
 )
-from trtllm_kvfix.tools.replay.remote_tier import RemoteTier
 from trtllm_kvfix.tools.replay.reserved_blocks import blocks_reserved_for, refused
 from trtllm_kvfix.tools.replay.tokens import PROMPT_BASE, PROMPT_SPAN, TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest

@@ -1,14 +1,44 @@
-"""A report as tables and plain words. Nothing is counted here."""
+"""A report as tables, plain words, and the picture of a sweep. Nothing is counted here."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.sizes import bytes_text
-from trtllm_kvfix.tools.replay.labels import pool_of, tier_of, to_host
-from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, Outcome, Report
+from trtllm_kvfix.tools.pictures import save
+from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, CacheShape, HostTierKind, Outcome, Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_TIERS = {
+    HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
+    HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops the least recently used)",
+}
+_TO_HOST = {HostTierKind.BUILT_IN: "blocks evicted to host", HostTierKind.CONNECTOR: "blocks stored to host"}
+_ADMISSIONS = {Admission.BATCH: "batch admission", Admission.ONE_BY_ONE: "one-by-one admission"}
+
+
+def tier_of(shape: CacheShape) -> str:
+    return _TIERS[shape.host_tier].format(admission=shape.host_admission.value)
+
+
+def to_host(shape: CacheShape) -> str:
+    return _TO_HOST[shape.host_tier]
+
+
+def admission_of(admission: Admission) -> str:
+    return _ADMISSIONS[admission]
+
+
+def pool_of(shape: CacheShape) -> str:
+    return f"{number_of(shape.blocks_primary, 'primary block')} of {number_of(shape.tokens_per_block, 'token')}"
+
 
 TO_HOST = "blocks to host"  # each tier has a word of its own for it
 Row = tuple[str, Callable[[Outcome], str]]
@@ -184,3 +214,41 @@ def _print_header(console: Console, report: Report) -> None:
         console.print(f"{number_of(report.lines_bad, 'bad line')} {were} left out", style="bold", highlight=False)
     if report.partial:
         console.print("PARTIAL: interrupted; the numbers are of what ran until then", style="bold", highlight=False)
+
+
+def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415  an extra; Figure alone needs no display and no global state
+
+    shape = outcomes[0].shape
+    size = shape.bytes_per_block
+    hosts = [outcome.shape.blocks_host * (1 if size is None else size / 1024**3) for outcome in outcomes]
+    total = [100 * outcome.tokens.hit_rate for outcome in outcomes]
+    primary = [100 * (outcome.tokens.hit_rate - outcome.tokens.hit_rate_host) for outcome in outcomes]
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.fill_between(hosts, primary, alpha=0.25, label="from primary")
+    axes.fill_between(hosts, primary, total, alpha=0.25, label="from host")
+    axes.plot(hosts, total, marker="o", label="reused")
+    _draw_bounds(axes, hosts, outcomes)
+    unit = "blocks" if size is None else "GiB"
+    axes.set(xlabel=f"host tier, {unit}", ylabel="prompt tokens reused, %")
+    tier = tier_of(shape)
+    subtitle = f"{tier[0].upper()}{tier[1:]}\n{pool_of(shape)}; {admission_of(outcomes[0].admission)}"
+    axes.set_title(f"{title}\n{subtitle}", fontsize="medium")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=min(hosts))
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def _draw_bounds(axes: "Axes", hosts: Sequence[float], outcomes: Sequence[Outcome]) -> None:
+    bounded = [(outcome, outcome.bounds) for outcome in outcomes if outcome.bounds is not None]
+    if not bounded:
+        return
+    clairvoyant = [100 * outcome.rate(bounds.clairvoyant) for outcome, bounds in bounded]
+    ceiling = max(100 * outcome.rate(bounds.ceiling) for outcome, bounds in bounded)
+    axes.plot(
+        hosts, clairvoyant, linestyle="--", marker=".", color="0.35", label="at most (a clairvoyant cache of that size)"
+    )
+    axes.axhline(ceiling, linestyle=":", color="0.35", label="ceiling (a cache without limit)")

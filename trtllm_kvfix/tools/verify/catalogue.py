@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ReplayFence
+from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
 from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2

@@ -9,17 +9,26 @@ Not every step begins with scheduling: ranks of a pipeline run what another rank
 several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless that wait has been
 made.
 
-Where our own code fails, the fence waits for the whole stream. It does the same when it stands down.
+If our own code fails, the fence waits for the whole stream. It does the same when it stands down.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.waits import finish, wait_for
+from trtllm_kvfix.hazards.h7_other_pinned_buffers import device as h7
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
+from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
 from trtllm_kvfix.staging import Mark, current_place
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
 
 ID = "input-copy-fence"
 
@@ -44,7 +53,7 @@ class InputFence:
         pending[key] = marks[key]
 
     def wait(self, engine: Any = None) -> None:
-        """Wait for the last inputs of one engine, or of all. It raises nothing, and costs nothing if no wait is due."""
+        """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
         due: list[Mark] = []
         try:
             due += self._due(engine)
@@ -116,4 +125,71 @@ class ObservedFence(InputFence):
             self._tried.in_a_row = 0
 
     def fall_back(self) -> None:
-        """Whoever only counts waits for nothing."""
+        """An observer waits for nothing."""
+
+
+# ---- when it is needed, and what it replaces ----
+
+ENGINE = "PyTorchModelEngine"
+PREPARE_INPUTS = f"{ENGINE}._prepare_inputs"
+SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
+# Later in the same iteration, when the next inputs have been enqueued: what they write is read by then, too. Upstream's
+# own fence waits at the same three steps. What takes the place of all of these passes on whatever it is called with.
+ALSO_WRITING = ("PyExecutor._update_request_states", "PyExecutor._process_previous_batch")
+# How many arguments upstream's own callers pass, with self.
+PASSED = {PREPARE_INPUTS: 4, SCHEDULE: 1, ALSO_WRITING[0]: 2, ALSO_WRITING[1]: 1}
+
+
+def probe(up: Upstream) -> Answer:
+    if not up.has(MODEL_ENGINE, ENGINE) or not up.has(PY_EXECUTOR, "PyExecutor"):
+        return absent("there is no executor of the PyTorch backend")
+    marks = up.has(MODEL_ENGINE, f"{ENGINE}.wait_for_input_copy")
+    awaits = up.has(PY_EXECUTOR, "PyExecutor._wait_for_model_engine_input_copy")
+    if marks and awaits:
+        return fixed("the executor waits for the input copies itself (T#14128)")
+    if marks != awaits:
+        return unknown("one half of upstream's own wait for the input copies is there, the other is not")
+    for path, passed in PASSED.items():
+        function = up.attribute(MODEL_ENGINE if path == PREPARE_INPUTS else PY_EXECUTOR, path)
+        if function is None and path not in ALSO_WRITING:
+            return unknown(f"there is no {path}")
+        if function is not None and not takes(up, function, *[SELF] * passed):
+            return unknown(f"{path} cannot be called as upstream is known to call it")
+    return needed("the next scheduling step may write host buffers that the device has not read yet")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return _around(up, InputFence())
+
+
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return _around(up, ObservedFence())
+
+
+def _around(up: Upstream, fence: InputFence) -> Sequence[Replacement]:
+    steps = [SCHEDULE, *(path for path in ALSO_WRITING if up.has(PY_EXECUTOR, path))]
+    return [
+        Replacement(Seam(MODEL_ENGINE, PREPARE_INPUTS), fence.recording),
+        *(Replacement(Seam(PY_EXECUTOR, path), fence.waiting) for path in steps),
+    ]
+
+
+def self_test() -> None:
+    h7.self_test(InputFence)
+
+
+FIX = Fix(
+    id="input-copy-fence",
+    hazard="H7",
+    title="The next scheduling step waits until the device has read the last step's inputs",
+    upstream=("T#14128",),
+    triggers=(MODEL_ENGINE, PY_EXECUTOR),
+    probe=probe,
+    replacements=replacements,
+    counting_replacements=counting_replacements,
+    self_test=self_test,
+    expected=in_variants(needed="A B B2 C", fixed="D F"),
+    keeps_safe=(
+        HostBuffers(r"", r"^(?!_torch/auto_deploy/)"),  # the engine there is none that a fence knows
+    ),
+)

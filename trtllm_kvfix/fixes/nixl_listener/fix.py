@@ -1,21 +1,63 @@
-"""The raw NIXL adapter's agents are made without the metadata listener, whose port is fixed (H6)."""
+"""NIXL agents of the raw adapter are made without a metadata listener, whose fixed port collides on one host (H6)."""
 
 import ast
+import inspect
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.nixl_listener.mechanism import SWITCH, without_listener
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.hazards.simulated import require
+from trtllm_kvfix.hazards.h6_listener_port import simulated as h6
+from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
+
+
+ID = "nixl-listener"
+SWITCH = "enable_listen_thread"
+
+
+def without_listener(modules: Collection[str], original: Callable[..., None]) -> Callable[..., None]:
+    """`__init__` of the agent configuration: called from one of these modules, it leaves the listener off.
+
+    The adapter imports NIXL inside its functions, so there is no name in its module to replace. The caller's module
+    distinguishes its configurations from all others. If our own code fails, upstream gets its arguments unchanged.
+    """
+    signature = inspect.signature(original)
+    tried = fuse.of(ID)
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  it becomes one
+        given, failure = (args, kwargs), None
+        if not tried.blown:
+            try:
+                if sys._getframe(1).f_globals.get("__name__") in modules:
+                    given = _switched_off(signature, self, args, kwargs)
+                    tried.in_a_row = 0
+            except Exception as error:
+                failure = error
+        original(self, *given[0], **given[1])
+        if failure is not None:  # arguments that upstream refuses are no fault of ours
+            tried.fault(failure)
+
+    return __init__
+
+
+def _switched_off(
+    signature: inspect.Signature, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    bound = signature.bind(config, *args, **kwargs)
+    bound.arguments[SWITCH] = False
+    return bound.args[1:], bound.kwargs
+
+
+# ---- when it is needed, and what it replaces ----
 
 CONFIG = "nixl_agent_config"
 
@@ -43,7 +85,7 @@ def _judged(up: Upstream, make: Any, sources: list[str]) -> Answer:
         return unknown(f"the adapter does not call {CONFIG}")
     if not all(_fits(up, make, call) for call in calls):
         return unknown(f"the adapter does not call {CONFIG} with arguments that it takes")
-    if all(_switched_off(call) for call in calls):
+    if all(_leaves_it_off(call) for call in calls):
         return fixed("the adapter leaves the listener off itself")
     return needed("the adapter starts a listener on a fixed port: a second agent on the host fails or hangs")
 
@@ -72,7 +114,7 @@ def _fits(up: Upstream, make: Any, call: ast.Call) -> bool:
     return takes(up, make, SELF, *[SELF] * len(call.args), **{name: SELF for name in named if name is not None})
 
 
-def _switched_off(call: ast.Call) -> bool:
+def _leaves_it_off(call: ast.Call) -> bool:
     return any(
         keyword.arg == SWITCH and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
         for keyword in call.keywords
@@ -84,19 +126,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
 
 
 def self_test() -> None:
-    class Config:
-        def __init__(self, enable_prog_thread: bool = True, enable_listen_thread: bool = False) -> None:
-            self.threads = (enable_prog_thread, enable_listen_thread)
-
-    Config.__init__ = without_listener(["adapter"], Config.__init__)  # type: ignore[method-assign]
-    for caller, positional, expected in (
-        ("adapter", (True, True), (True, False)),
-        ("adapter", (False,), (False, False)),
-        ("elsewhere", (True, True), (True, True)),
-    ):
-        scope: dict[str, Any] = {"__name__": caller, "Config": Config, "positional": positional}
-        threads = eval("Config(*positional).threads", scope)
-        require(threads == expected, f"called from {caller} with {positional} the threads are {threads}")
+    h6.self_test(without_listener)
 
 
 FIX = Fix(

@@ -1,7 +1,8 @@
-"""Enforce the budget around `ResourceManager.prepare_resources`, and before a connector learns of the batch.
+"""A batch that grew past max_num_tokens at admission is cut back to it (H3).
 
-Until D the KV-cache manager reports the batch to the connector from inside its own `prepare_resources`, so where there
-is a connector the batch is fitted just before that report.
+The budget is enforced around `ResourceManager.prepare_resources`, and before a connector learns of the batch. Until D
+the KV-cache manager reports the batch to the connector from inside its own `prepare_resources`, so where there is a
+connector the batch is fitted just before that report.
 
 A request that is put off leaves the batch and keeps its blocks, its slot and its state in the connector. It comes back
 like a request whose load is over, without being added again. So nothing is stored, given back or reported twice, and if
@@ -13,17 +14,29 @@ they compute nothing and are left alone.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from trtllm_kvfix.fixes.batches import enters, is_arriving, main_v1_manager, managers_by_name
+from trtllm_kvfix.fixes.computed_blocks.fix import holds_for
+from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_tokens, plan, tell
+from trtllm_kvfix.hazards.h3_admission_reuse import simulated as h3
 from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.overlay.vote import Mapping, Voting, Votings, mapping_of
 from trtllm_kvfix.ranks import Tag
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
 
 # The memo below keeps what the KV-cache manager has for a request that is put off; the request keeps its slot.
 # These are given one with the first chunk each time that they see it.
@@ -284,3 +297,89 @@ class ObservedBudget(BudgetKeeper):
             self._votings.of(current.resource_manager).abstain()
         else:
             self._fuse.in_a_row = 0
+
+
+# ---- when it is needed, and what it replaces ----
+
+ID = "token-budget"
+PREPARE = "ResourceManager.prepare_resources"
+ENTERS = "KVCacheManager._kv_connector_should_add_sequence"
+FREE = "KVCacheManager.free_resources"
+SCHEDULE = "PyExecutor._schedule"
+REPORT = "KvCacheConnectorManager.build_scheduler_output"
+
+# Arguments of upstream's callers, the object itself included.
+CALLED = (
+    (PY_EXECUTOR, SCHEDULE, 1),
+    (RESOURCE_MANAGER, ENTERS, 2),
+    (RESOURCE_MANAGER, FREE, 2),
+    (RESOURCE_MANAGER, FREE, 3),
+)
+
+
+def probe(up: Upstream) -> Answer:
+    if not up.has(RESOURCE_MANAGER, "KVCacheManager"):
+        return absent("there is no V1 KV-cache manager")
+    if not up.has(LLM_REQUEST, "LlmRequest.estimated_reusable_tokens"):
+        return absent("the scheduler charges whole prompts, so reuse can only make a batch smaller")
+    if not takes(up, up.attribute(RESOURCE_MANAGER, PREPARE), SELF, scheduled_batch=SELF):
+        return unknown(f"{PREPARE} does not take a batch")
+    called = list(CALLED)
+    if up.connector_module is not None:
+        called.append((up.connector_module.__name__, REPORT, 3))
+    for module, path, count in called:
+        if not takes(up, up.attribute(module, path), *[SELF] * count):
+            return unknown(f"{path} does not take the {count - 1} arguments that upstream's callers pass")
+    if up.has(RESOURCE_MANAGER, "KVCacheManager.fit_token_budget"):
+        # It has run when we look, so where it can do the work, nothing is left to do.
+        return needed(
+            "upstream makes chunks smaller (T#15187) but puts no request off: without chunked prefill it warns"
+        )
+    return needed("nothing compares the batch with max_num_tokens after reuse is known")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    keeper = BudgetKeeper(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.BUDGET)), partial(holds_for, up))
+    made = [
+        Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
+        Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),
+        Replacement(Seam(RESOURCE_MANAGER, ENTERS), keeper.adding),
+        Replacement(Seam(RESOURCE_MANAGER, FREE), keeper.releasing),
+    ]
+    if up.connector_module is not None:
+        made.append(Replacement(Seam(up.connector_module.__name__, REPORT), keeper.reporting))
+    return made
+
+
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    keeper = ObservedBudget(fuse.of(ID))
+    return [
+        Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
+        Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),
+    ]
+
+
+def self_test() -> None:
+    def nothing(_: Any) -> bool:
+        return False
+
+    def fit(batch: Any, max_num_tokens: int, *, chunked_prefill: bool) -> int:
+        what = plan(batch, Limits(max_num_tokens, chunked_prefill, tokens_per_block=8), spared=nothing, stays=nothing)
+        Made(batch, what)
+        return what.tokens
+
+    h3.self_test_of_the_budget(fit)
+
+
+FIX = Fix(
+    id=ID,
+    hazard="H3",
+    title="After admission a batch holds at most max_num_tokens: chunks end earlier, or requests wait one iteration",
+    upstream=("T#13318", "T#15187"),
+    triggers=(RESOURCE_MANAGER, PY_EXECUTOR, LLM_REQUEST, *CONNECTOR_PLACES),
+    probe=probe,
+    replacements=replacements,
+    counting_replacements=counting_replacements,
+    self_test=self_test,
+    expected=in_variants(absent="A B", needed="B2 C D F"),
+)

@@ -2,30 +2,67 @@
 
 If the cache writes into a row later, in the same iteration or because the row has a new owner, that does not reach an
 earlier call. The rows of the batch are read out of the live table during the call; or, where a copy engine reads them,
-before any writer can reach them again (lending.py).
+before any writer can reach them again (lending.py). Copies get snapshots of rows, copy index and scratch ranges.
 
-Where our own code fails, upstream's kernel is launched as the caller asked, and the call returns when it has run. A fix
+If our own code fails, upstream's kernel is launched as the caller asked, and the call returns when it has run. A fix
 that stands down does the same.
+
+For comparison with the offsets that arrive, those that a launch should write are computed here, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lender, Lending
-from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, fresh_pinned, keep_until_read, private_lot
+from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.signatures import SELF, takes
+from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, Lender, Lending, way_back
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.fixes.waits import finish
+from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
+from trtllm_kvfix.overlay.seam import holders
+from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
+from trtllm_kvfix.staging import Mark, OffsetStager, current_place, in_use
+from trtllm_kvfix.staging.read_back import BAD_PAGE, OBSERVED_EVERY, ReadBack, Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+
+class Lot(NamedTuple):
+    rows: Any
+    order: Any  # the copy index into them
+
+
+def private_lot(table: Any, copy_index: Any) -> Lot:
+    index = copy_index.numpy()
+    pools, _, planes, blocks = table.shape
+    rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
+    rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
+    order = fresh_pinned(copy_index)
+    order.numpy()[...] = np.arange(len(index))
+    return Lot(rows, order)
+
+
+def keep_until_read(lot: Lot, stream: int) -> None:
+    """Its kernel has been launched on the stream."""
+    mark = Mark(current_place().device, stream)
+    mark.record()
+    in_use.keep(mark, lot)
+
+
+def fresh_pinned(tensor: Any) -> Any:
+    return tensor.new_empty(tuple(tensor.shape), pin_memory=tensor.is_pinned())
+
+
 ID = "staged-offsets-v2"
-BAD_PAGE = -1
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
@@ -223,3 +260,150 @@ class StagedOffsetsV2:
         self.launch = partial(staged_launch, stagers, self.lending)
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
+
+
+Meaning = Callable[..., Shipment | None]
+
+
+def looked_at(read_back: ReadBack, meaning: Meaning, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the launch and read back what it wrote. The caller must not write its arguments meanwhile."""
+
+    def copy_batch_block_offsets_to_device(*args: Any, **kwargs: Any) -> Any:
+        result = launch(*args, **kwargs)
+        if read_back.due():
+            read_back.look(partial(meaning, *args, **kwargs))
+        return result
+
+    return copy_batch_block_offsets_to_device
+
+
+def meant_scaled(
+    input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int
+) -> Shipment | None:
+    """With six arguments: scale and V offset differ by pool."""
+    return _rows(input, output, copy_index, stream, np.array(index_scales.tolist()), np.array(kv_offset.tolist()))
+
+
+def meant_unscaled(input: Any, output: Any, copy_index: Any, copy_v_idx: bool, stream: int) -> Shipment | None:
+    """With five: V is K, or the page behind it."""
+    return _rows(input, output, copy_index, stream, np.array([1]), np.array([0 if copy_v_idx else 1]))
+
+
+def _rows(input: Any, output: Any, copy_index: Any, stream: int, scales: Any, v_offsets: Any) -> Shipment | None:
+    if getattr(input, "is_cuda", False):
+        return None  # a snapshot on the device, which only the device can read
+    pages = input.numpy()[:, copy_index.numpy(), 0]
+    meant = np.full((*pages.shape[:2], 2, pages.shape[2]), BAD_PAGE, np.int32)
+    keys = pages * scales[:, None, None]
+    good = pages != BAD_PAGE
+    meant[:, :, 0][good] = keys[good]
+    meant[:, :, 1][good] = (keys + v_offsets[:, None, None])[good]
+    return Shipment(memory_of(output), meant, int(stream))
+
+
+# ---- when it is needed, and what it replaces ----
+
+LAUNCH = "copy_batch_block_offsets_to_device"
+COPY = "KVCacheManagerV2.copy_batch_block_offsets"
+BLOCK_COPY = "StepInputStage.block_copy"
+SCALED = ("input", "output", "copy_index", "index_scales", "kv_offset", "stream")
+UNSCALED = ("input", "output", "copy_index", "copy_v_idx", "stream")
+
+
+def probe(up: Upstream) -> Answer:
+    module = up.v2_module
+    if module is None or not up.has(module, "KVCacheManagerV2"):
+        return absent("there is no V2 KV-cache manager")
+    copy, launch = up.attribute(module, COPY), up.attribute(module, LAUNCH)
+    if copy is None or launch is None:
+        return unknown(f"{module.__name__} does not have both {COPY} and {LAUNCH}")
+    if not takes(up, copy, *[SELF] * 6):
+        return unknown(f"{COPY} cannot be called as attention metadata calls it")
+    per_layer = up.attribute(module, f"KVCacheManagerV2.{PER_LAYER}")
+    if per_layer is not None and not takes(up, per_layer, *[SELF] * 6):
+        return unknown(f"{PER_LAYER} cannot be called as {COPY} is known to call it")
+    return _judged(up.source(copy), up.parameters(launch))
+
+
+def _judged(source: str | None, parameters: tuple[str, ...]) -> Answer:
+    if source is None:
+        return unknown(f"the source of {COPY} cannot be read")
+    if "gather_k_block_offsets" in source:
+        return fixed("the manager gathers the rows of a batch before it launches")
+    if parameters not in (SCALED, UNSCALED):
+        return unknown(f"{LAUNCH} takes {parameters}, expected {SCALED} or {UNSCALED}")
+    if LAUNCH not in source or "get_copy_index" not in source:
+        return unknown(f"{COPY} does not ship in a way that is known")
+    return needed(f"the kernel ({len(parameters)} arguments) reads the live table and the shared copy index")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    module = up.v2_module
+    if module is None:
+        raise LookupError("no module of the V2 manager is imported")
+    staged = StagedOffsetsV2(mode=settings.staging_mode, slots=settings.staging_slots)
+    unscaled = up.parameters(up.attribute(module, LAUNCH)) == UNSCALED
+    # The name in the manager's own module: upstream has bound it there, and others have their own.
+    made = [Replacement(Seam(module.__name__, LAUNCH), staged.launch_unscaled if unscaled else staged.launch)]
+    if settings.read_back_every:
+        seam, launch = made[0].seam, made[0].make
+        look = _looking(up, settings.read_back_every)
+        made[0] = Replacement(seam, lambda original: look(launch(original)))
+    if not unscaled:
+        made.append(Replacement(Seam(module.__name__, COPY), staged.copy))
+        made += [
+            Replacement(Seam(module.__name__, f"KVCacheManagerV2.{name}"), way_back(name), staged.lending.take_all_back)
+            for name in PUT_AWAY
+            if not up.has(module, f"KVCacheManagerV2.{name}")
+        ]
+    if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
+        made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
+    return made
+
+
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    """Observers of upstream's kernel. Its other path, layer by layer, is not observed."""
+    module = up.v2_module
+    if module is None:
+        raise LookupError("no module of the V2 manager is imported")
+    return [Replacement(Seam(module.__name__, LAUNCH), _looking(up, settings.read_back_every or OBSERVED_EVERY))]
+
+
+def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
+    meaning = meant_unscaled if up.parameters(up.attribute(up.v2_module, LAUNCH)) == UNSCALED else meant_scaled
+    return partial(looked_at, ReadBack(ID, every), meaning)
+
+
+def late_replacements(up: Upstream) -> Sequence[Replacement]:
+    """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
+    the same function, and later imports get it from the binding's module. Where a kernel of another kind reads the live
+    table, its replacement answers "not covered"."""
+    launch = up.attribute(up.v2_module, LAUNCH)
+    made = [
+        Replacement(Seam(module, name), lambda _: launch)
+        for module, name in holders(getattr(launch, "__kvfix_original__", launch))
+    ]
+    if up.has(STEP_COPIES, BLOCK_COPY):
+        made.append(Replacement(Seam(STEP_COPIES, BLOCK_COPY), not_covered))
+    return made
+
+
+def self_test() -> None:
+    h2.self_test(StagedOffsetsV2().launch)
+
+
+FIX = Fix(
+    id=ID,
+    hazard="H2",
+    title=f"Block offsets of the V2 manager: each call has rows and copy index of its own, {TABLE} is read at the call",
+    upstream=("T#15607", "T#16088", "T#14128"),
+    triggers=(RESOURCE_MANAGER, *V2_PLACES),
+    probe=probe,
+    replacements=replacements,
+    counting_replacements=counting_replacements,
+    self_test=self_test,
+    expected=in_variants(needed="B B2 C D F", absent="A"),
+    late=(STEP_COPIES,),
+    late_replacements=late_replacements,
+    keeps_safe=(HostBuffers(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),),
+)

@@ -1,16 +1,23 @@
-"""Write the flight record to a JSON file when the executor's loop ends with an exception.
+"""When a server ends with an error, the flight record is written, and an error of ours is shown in one line.
 
-Upstream's exception passes through unchanged. Late builds kill a rank that has peers before the loop's wrapper raises,
-so the record is written where the loop itself ends.
+The record is a JSON file. Upstream's exception passes through unchanged. Late builds kill a rank that has peers before
+the loop's wrapper raises, so the record is written where the loop itself ends.
+
+An error of ours, below `run` or the hook, is shown as the command line shows it. It has gone through upstream's code,
+perhaps through its worker, so its traceback says nothing about the cause, and upstream may have put an exception of its
+own around it. A program that calls `trtllm_kvfix.enable()` itself gets tracebacks as always.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtllm_kvfix import runtime_files
+from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import described, kind_of, log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fix import Replacement, Seam
@@ -19,6 +26,7 @@ from trtllm_kvfix.runtime_files import folder_of
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
+
 
 TRIGGER = PY_EXECUTOR
 LOOP = "PyExecutor._event_loop_wrapper"
@@ -90,3 +98,29 @@ def _dump(active: "Activation", error: BaseException, seen: list[BaseException])
 def write(folder: Path, why: str) -> Path:
     document = {**runtime_files.Owner.ours()._asdict(), "why": why, "entries": flight.recorder().entries()}
     return runtime_files.write(folder, SUFFIX, document, kept_max=KEPT_MAX)
+
+
+Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def show_our_errors() -> None:
+    if getattr(sys.excepthook, "func", None) is not show:
+        sys.excepthook = partial(show, sys.excepthook)
+
+
+def show(others: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    ours = next((each for each in _chain(error) if isinstance(each, KvfixError)), None)
+    if ours is None:
+        others(kind, error, trace)
+        return
+    print(f"[trtllm-kvfix] error: {ours}", file=sys.stderr)  # noqa: T201  logging may be switched off
+    raise SystemExit(ours.exit_code)  # the interpreter honours it here, too
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from. What was merely being handled at that time is no cause."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__

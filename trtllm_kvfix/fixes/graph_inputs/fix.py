@@ -1,6 +1,6 @@
-"""Tables of LoRA for experts are written once the last CUDA graph that reads them has run.
+"""Host tables of LoRA for experts are written once the last CUDA graph that reads them has run (H9).
 
-A graph holds the addresses of pinned tables and reads them at every replay (H9). Upstream's fence and ours lie in front
+A graph holds the addresses of pinned tables and reads them at every replay. Upstream's fence and ours lie in front
 of the replay, so they cover what is copied before it and nothing that it copies itself. This fix records an event
 behind the replay, and the next step waits for it before it writes the tables. Their addresses are in the graph, so they
 cannot be staged elsewhere.
@@ -9,15 +9,23 @@ Only tables that a graph reads make a step wait: without LoRA on experts, no eve
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.waits import finish, wait_for
+from trtllm_kvfix.hazards.h9_graph_inputs import device as h9
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse as fuses
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 from trtllm_kvfix.staging import Mark, current_place
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
 
 
 class Reads:
@@ -25,7 +33,7 @@ class Reads:
 
     An executor's thread uses it alone; what its engine enqueued in another, while it was built, is awaited as well.
 
-    Where our own code fails, the whole stream is awaited instead: slower, and as safe.
+    If our own code fails, the step waits for the whole stream, which is slower and as safe.
     """
 
     def __init__(self, fuse: Fuse) -> None:
@@ -171,3 +179,74 @@ def _params_in(inputs: Mapping[str, Any]) -> Any:
     """The owner of the tables that this step's graph reads, None where the step has no LoRA."""
     lora_params = inputs.get("lora_params")
     return lora_params.get("cuda_graph_params") if lora_params else None
+
+
+# ---- when it is needed, and what it replaces ----
+
+TABLES = "CudaGraphLoraParams"
+HAND_OUT = f"{TABLES}.get_moe_slot_inputs"
+ASSIGN, POINT = f"{TABLES}.update_sorted_indices", f"{TABLES}.update_weight_pointers"
+REPLAY, CAPTURE = "CUDAGraphRunner.replay", "CUDAGraphRunner.capture"
+
+# Arguments that upstream passes behind `self`: so many by their places, and these by name.
+CALLS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
+    (LORA_PARAMS, HAND_OUT, 2, ()),
+    (LORA_PARAMS, ASSIGN, 1, ("tokens_per_seq",)),
+    (LORA_PARAMS, POINT, 2, ()),
+    (GRAPH_RUNNER, REPLAY, 1, ("current_inputs",)),
+    (GRAPH_RUNNER, CAPTURE, 2, ("initial_inputs", "enable_spec_decode", "postprocess_fn")),
+)
+
+
+def probe(up: Upstream) -> Answer:
+    if not up.has(LORA_PARAMS, HAND_OUT):
+        return absent("no CUDA graph reads host tables of LoRA")
+    if not getattr(up.attribute(LORA_PARAMS, TABLES), "__weakrefoffset__", 0):
+        return unknown(f"{TABLES} takes no weak references, so its tables cannot be followed")
+    for module, path, places, names in CALLS:
+        function = up.attribute(module, path)
+        if function is None:
+            return unknown(f"there is no {path}")
+        if not takes(up, function, SELF, *[SELF] * places, **dict.fromkeys(names, SELF)):
+            return unknown(f"{path} cannot be called as upstream is known to call it")
+    return needed("host tables that a CUDA graph reads are rewritten while its replay may be pending")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return _around(ReplayFence())
+
+
+def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return _around(ReplayFence(ObservedReads))
+
+
+def _around(fence: ReplayFence) -> Sequence[Replacement]:
+    return [
+        Replacement(Seam(LORA_PARAMS, HAND_OUT), fence.handing_out),
+        Replacement(Seam(LORA_PARAMS, ASSIGN), fence.writing),
+        Replacement(Seam(LORA_PARAMS, POINT), fence.writing),
+        Replacement(Seam(GRAPH_RUNNER, REPLAY), fence.replaying),
+        Replacement(Seam(GRAPH_RUNNER, CAPTURE), fence.capturing),
+    ]
+
+
+class _Tables:
+    """The part of upstream's class that a graph receives; the rest does not matter here."""
+
+
+def self_test() -> None:
+    h9.self_test(ReplayFence)
+
+
+FIX = Fix(
+    id=ID,
+    hazard="H9",
+    title="Tables that a CUDA graph reads are not rewritten before its last replay has ended",
+    upstream=("T#14881",),
+    triggers=(LORA_PARAMS, GRAPH_RUNNER),
+    probe=probe,
+    replacements=replacements,
+    counting_replacements=counting_replacements,
+    self_test=self_test,
+    expected=in_variants(needed="D F", absent="A B B2 C"),
+)
