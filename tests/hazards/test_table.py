@@ -9,7 +9,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import GROUNDS, Hazard
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
-from trtllm_kvfix.tools.verify.catalogue import CASES
+from trtllm_kvfix.tools.verify.cases import CASES
 
 each_hazard = pytest.mark.parametrize("hazard", table.HAZARDS, ids=lambda hazard: hazard.id)
 PAGES = ROOT / "docs" / "hazards"

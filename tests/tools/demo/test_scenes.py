@@ -6,8 +6,7 @@ from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.demo.chat import USERS, Answer, from_whom, quiet
-from trtllm_kvfix.tools.demo.scenes import SCENES, Scene, choose, play
+from trtllm_kvfix.tools.demo.scenes import SCENES, USERS, Answer, Scene, choose, from_whom, play, quiet
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.fix)
