@@ -206,9 +206,9 @@ RULES = [
         writes_files,
         "from pathlib import Path\nPath('x').write_text('x')",
         "from pathlib import Path\nPath('x').read_text()",
-        # The writers themselves; the hook's own file, a picture where the user wants it, a private folder of mkdtemp,
+        # The writers themselves; the hook's own file, a picture where the user wants it, private folders of mkdtemp,
         # and the null device.
-        except_paths=r"trtllm_kvfix/(runtime_files|written|cli|tools/pictures|"
+        except_paths=r"trtllm_kvfix/(runtime_files|written|cli|tools/(pictures|reproduce)|"
         r"overlay/(hook_file|watcher))\.py",
     ),
     Rule(
@@ -218,7 +218,7 @@ RULES = [
         "text = file.read_text()",
         "text = text_of(file, BYTES_MAX)",
         # The kernel's files and ours, and files that a command line names, which may be a pipe of the shell.
-        except_paths=r"trtllm_kvfix/(engine/machine|hazards/table|machine|offload/host_tier|overlay/(hook_file|watcher)|pages|runtime_files"
+        except_paths=r"trtllm_kvfix/(engine/machine|hazards/script|machine|offload/host_tier|overlay/(hook_file|watcher)|pages|runtime_files"
         r"|tools/replay/source)\.py",
     ),
     Rule("asserts can fail", r"(tests|bench)/.*\.py", constant_asserts, "assert True", "assert x"),

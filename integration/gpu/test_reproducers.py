@@ -6,6 +6,7 @@ The reproducers with torch itself: those of torch alone as they are, the others 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +22,9 @@ LIMIT_S = 120
 
 
 @pytest.mark.parametrize(("hazard", "variant", "code"), RUNS)
-def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: int) -> None:
+def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: int, tmp_path: Path) -> None:
     paths = os.pathsep.join(map(str, (STANDIN, ROOT)))
     environ = os.environ | {"STANDIN_VARIANT": variant, "STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
-    command = [sys.executable, str(script(hazard))]
+    command = [sys.executable, script(hazard, tmp_path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == code, done.stdout + done.stderr

@@ -12,9 +12,8 @@ LIMIT_S = 300
 
 
 def test_the_reproducer_shows_the_collision() -> None:
-    script = ROOT / "trtllm_kvfix" / "hazards" / "h6_listener_port" / "reproducer.py"
-    environ = os.environ | {"PYTHONPATH": str(NIXL)}
-    command = [sys.executable, str(script)]
+    environ = os.environ | {"PYTHONPATH": f"{NIXL}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "trtllm_kvfix", "reproduce", "H6"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "True without listeners, False with them" in done.stdout

@@ -13,7 +13,7 @@ from hostrace.races import NUMBERS, Frame, Race, Stack
 from hostrace.report import Report
 from tools.docs.pictures import CASES, RECORD, SCENES
 from trtllm_kvfix.tools.demo import outcome as demo
-from trtllm_kvfix.tools.demo import page as demo_page
+from trtllm_kvfix.tools.demo import report as demo_page
 from trtllm_kvfix.tools.verify import outcome as verify
 from trtllm_kvfix.tools.verify import page as verify_page
 

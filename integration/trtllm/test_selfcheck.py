@@ -6,7 +6,7 @@ from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import TorchGround, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.upstream import Upstream
-from trtllm_kvfix.tools.selfcheck import steps, verdicts
+from trtllm_kvfix.tools.selfcheck import report, steps
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 
 pytest.importorskip("tensorrt_llm", reason="needs TensorRT-LLM")
@@ -17,7 +17,7 @@ def up() -> Upstream:
     return build.imported()
 
 
-@pytest.mark.parametrize("name", [name for name in steps.names() if name.partition(":")[0] in verdicts.ON_ANY_MACHINE])
+@pytest.mark.parametrize("name", [name for name in steps.names() if name.partition(":")[0] in report.ON_ANY_MACHINE])
 def test_step(name: str) -> None:
     outcome = steps.take(name, TorchGround)
     assert outcome.result in ("right", "skipped"), outcome.said
@@ -31,5 +31,5 @@ def test_scenario(scenario: Scenario, up: Upstream) -> None:
         pytest.skip(str(error))
     names = [f"{scenario.name}:{arm}" for arm in steps.ARMS]
     outcomes = {name: steps.take(name, TorchGround) for name in names}
-    verdict, why = verdicts.judged(scenario, steps.state_of(scenario.fix_id, up).value, outcomes)
-    assert verdict in (verdicts.HOLDS, verdicts.SKIPPED), why
+    verdict, why = report.judged(scenario, steps.state_of(scenario.fix_id, up).value, outcomes)
+    assert verdict in (report.HOLDS, report.SKIPPED), why

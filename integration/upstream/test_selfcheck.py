@@ -23,7 +23,7 @@ from integration.upstream.loading import EXECUTOR  # noqa: E402
 from integration.upstream.server import upstream  # noqa: E402
 from trtllm_kvfix.hazards import build  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
-from trtllm_kvfix.tools.selfcheck import steps, verdicts  # noqa: E402
+from trtllm_kvfix.tools.selfcheck import report, steps  # noqa: E402
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome  # noqa: E402
 
 TREES = os.environ.get("KVFIX_UPSTREAM")
@@ -157,7 +157,7 @@ def _child(send: Any, root: Path, era: str, name: str) -> None:
             outcomes[f"{name}:{arm}"] = steps.take(f"{name}:{arm}", lambda: LateGround(device))
         scenario = next(each for each in SCENARIOS if each.name == name)
         state = steps.state_of(scenario.fix_id, Upstream()).value
-    send.send((state, verdicts.judged(scenario, state, outcomes)))
+    send.send((state, report.judged(scenario, state, outcomes)))
 
 
 @pytest.mark.skipif(TREES is None, reason="needs KVFIX_UPSTREAM: a folder with trees of excerpts")

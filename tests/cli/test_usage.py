@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from trtllm_kvfix import cli, usage
 from trtllm_kvfix.fix_ids import FIX_IDS
-from trtllm_kvfix.tools.verify.catalogue import NAMES
+from trtllm_kvfix.tools.verify.cases import NAMES
 
 EXAMPLES = [(name, example) for name, examples in usage.EXAMPLES.items() for example in examples]
 

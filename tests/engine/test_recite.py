@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine import dense
 from trtllm_kvfix.engine import recite
-from trtllm_kvfix.tools.demo.chat import loud, quiet
+from trtllm_kvfix.tools.demo.scenes import loud, quiet
 
 MODEL = recite.reciter(512)
 NOTES = "the ferry leaves at nine.\nmy boat is called heron.\nthe tide was at the door.\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import GroundName, Hazard
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
-from trtllm_kvfix.tools.verify.catalogue import CASES
+from trtllm_kvfix.tools.verify.cases import CASES
 
 COMMANDS: dict[GroundName, str] = {"device": "verify", "installed": "selfcheck", "engine": "demo"}
 # What protects from a hazard that no fix of the overlay ends.

@@ -9,7 +9,7 @@ from watch.tests.conftest import Outcome, Watch
 pytest.importorskip("trtllm_kvfix._core", reason="needs the extension")
 
 from integration.gpu.watch.ours import statement
-from trtllm_kvfix.tools.verify.catalogue import CASES
+from trtllm_kvfix.tools.verify.cases import CASES
 
 TIMES = 3
 NUMBERS = {(case.name, case.variant): str(number) for number, case in enumerate(CASES)}

@@ -19,8 +19,7 @@ from tools.docs import admission
 from tools.docs.svg import LINE, MARGIN, lane, picture, text, wrapped
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, SceneOutcome
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome
-from trtllm_kvfix.tools.verify.page import moments
-from trtllm_kvfix.tools.verify.timeline import WIDTH, Scale, common_scale, drawn
+from trtllm_kvfix.tools.verify.page import WIDTH, Scale, common_scale, drawn, moments
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "hazards" / "pictures"
 RECORD = FOLDER / "recorded.json"

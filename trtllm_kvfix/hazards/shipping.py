@@ -7,11 +7,12 @@ import numpy as np
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, Table, Unavailable
+from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, manager
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 
 V1, V2 = "KVCacheManager", "KVCacheManagerV2"
 FIRST, SECOND = [1, 2], [3, 4]
-LENGTH = 2 * build.TOKENS_PER_BLOCK + 6
+LENGTH = 2 * TOKENS_PER_BLOCK + 6
 
 
 def ships(kind: str, ground: Ground, up: Upstream) -> str | None:
@@ -33,7 +34,7 @@ class _Shipping(Played):
             raise Unavailable(f"this TensorRT-LLM has no {kind}")
         self._ground = ground
         stream = ground.stream()
-        cache = build.manager(cls, stream)
+        cache = manager(cls, stream)
         self.stream = getattr(cache, "_stream", stream)
         ids = FIRST + SECOND
         if cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
@@ -41,7 +42,7 @@ class _Shipping(Played):
         owner = cache if hasattr(cls, "copy_batch_block_offsets") else self._metadata(up, cache)
         self._owner, self._by_metadata = owner, owner is not cache
         pools = getattr(cache, "num_attention_op_pools", cache.num_pools)
-        shape = (pools, build.ROWS_MAX, 2, cache.max_blocks_per_seq)
+        shape = (pools, ROWS_MAX, 2, cache.max_blocks_per_seq)
         self._output = owner.kv_cache_block_offsets if self._by_metadata else ground.on_device(shape)
         self._seen = ground.pinned(tuple(self._output.shape))
 

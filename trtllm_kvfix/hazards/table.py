@@ -6,6 +6,7 @@
 from importlib import import_module
 from pathlib import Path
 
+from trtllm_kvfix.hazards import script
 from trtllm_kvfix.hazards.hazard import Hazard, Scenario
 
 # Each has its folder here, and its page in docs/hazards under the same name, with `-` for `_`.
@@ -39,13 +40,9 @@ def page_of(hazard: Hazard) -> str:
     return f"{room_of(hazard).replace('_', '-')}.md"
 
 
-def script_of(hazard: Hazard) -> Path:
-    """The reproducer, which needs nothing of this package."""
-    return Path(__file__).with_name(room_of(hazard)) / "reproducer.py"
-
-
-def text_of_script(hazard: Hazard) -> str:
-    return script_of(hazard).read_text(encoding="utf-8")
+def script_of(hazard: Hazard) -> str:
+    """The reproducer as one file, which needs nothing of this package."""
+    return script.whole(Path(__file__).with_name(room_of(hazard)) / "reproducer.py")
 
 
 def scenarios() -> tuple[Scenario, ...]:

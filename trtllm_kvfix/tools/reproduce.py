@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -18,7 +20,7 @@ IDS = tuple(hazard.id for hazard in table.HAZARDS)
 @click.argument("which", metavar="[HAZARD]", required=False, shell_complete=usage.one_of(IDS))
 @click.option("--script", is_flag=True, help="Print the script and run nothing.")
 def reproduce(which: str | None, script: bool) -> None:
-    """Show a hazard on what is installed here, by a script of at most 80 lines that does not know this package.
+    """Show a hazard on what is installed here, by a script of at most 160 lines that does not know this package.
 
     HAZARD is H1 to H9; without it, the command lists them. No script needs a model. Most need a GPU, torch and
     TensorRT-LLM; its first lines say what a script needs, what it shows, and what its control is.
@@ -34,14 +36,17 @@ def reproduce(which: str | None, script: bool) -> None:
         return
     hazard = _hazard(which)
     if script:
-        click.echo(table.text_of_script(hazard), nl=False)
+        click.echo(table.script_of(hazard), nl=False)
         return
-    sys.exit(subprocess.run([sys.executable, str(table.script_of(hazard))], check=False).returncode)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{hazard.id.lower()}.py"
+        path.write_text(table.script_of(hazard), encoding="utf-8")
+        sys.exit(subprocess.run([sys.executable, str(path)], check=False).returncode)
 
 
 def shown(hazard: Hazard) -> str:
     """The first line of the script, without the hazard's name."""
-    said = ast.get_docstring(ast.parse(table.text_of_script(hazard))) or ""
+    said = ast.get_docstring(ast.parse(table.script_of(hazard))) or ""
     return said.partition("\n")[0].removeprefix(f"{hazard.id}: ")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from integration.gpu.watch.ours_work import STANDINS
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.tools.demo.scenes import SCENES
-from trtllm_kvfix.tools.verify.catalogue import CASES
+from trtllm_kvfix.tools.verify.cases import CASES
 from watch.gpu.rows import Run, occurrences
 from watch.gpu.table import table
 

@@ -38,8 +38,7 @@ STANDINS = {
 
 def verify(number: int, arm: str, iterations: int) -> tuple[int, int]:
     from trtllm_kvfix.native import Device, open_device  # noqa: PLC0415
-    from trtllm_kvfix.tools.verify.catalogue import CASES  # noqa: PLC0415
-    from trtllm_kvfix.tools.verify.runner import run_side  # noqa: PLC0415
+    from trtllm_kvfix.tools.verify.cases import CASES, run_side  # noqa: PLC0415
 
     late: list[int] = []
     side = getattr(CASES[number], arm)
@@ -96,8 +95,7 @@ def standin(name: str, arm: str, steps: int) -> tuple[int, int]:
 
 def engine(fix: str, arm: str, chats: int) -> tuple[int, int]:
     from trtllm_kvfix.engine.machine import open_machine  # noqa: PLC0415
-    from trtllm_kvfix.tools.demo.scenes import SCENES  # noqa: PLC0415
-    from trtllm_kvfix.tools.demo.session import Session  # noqa: PLC0415
+    from trtllm_kvfix.tools.demo.scenes import SCENES, Session  # noqa: PLC0415
 
     (config,) = (scene.config for scene in SCENES if scene.fix == fix)
     wrong = late = 0

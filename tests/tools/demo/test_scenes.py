@@ -6,8 +6,7 @@ from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.demo.chat import USERS, Answer, from_whom, quiet
-from trtllm_kvfix.tools.demo.scenes import SCENES, Scene, choose, play
+from trtllm_kvfix.tools.demo.scenes import SCENES, USERS, Scene, choose, from_whom, play, quiet
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.fix)
@@ -54,10 +53,9 @@ def test_notes_can_be_asked_about(user: object) -> None:
 
 def test_whose_text_it_is() -> None:
     ada = USERS[0]
-    read = Answer("ada", 0, "", "", "a parrot and the BEST_ROLLS_for me")
-    assert from_whom(ada, read) == "ben"
-    assert from_whom(ada, Answer("ada", 0, "", "", "a parrot called")) is None, "her own"
-    assert from_whom(ada, Answer("ada", 0, "", "", "zzzzzzz")) is None
+    assert from_whom(ada, "a parrot and the BEST_ROLLS_for me") == "ben"
+    assert from_whom(ada, "a parrot called") is None, "her own"
+    assert from_whom(ada, "zzzzzzz") is None
 
 
 def test_scenes_are_chosen_by_fix_and_manager() -> None:

@@ -10,9 +10,9 @@ from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import Fix, State
-from trtllm_kvfix.tools.selfcheck import parent, report, steps
+from trtllm_kvfix.tools.selfcheck import children, report, steps
+from trtllm_kvfix.tools.selfcheck.report import judged
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome
-from trtllm_kvfix.tools.selfcheck.verdicts import judged
 
 LIMIT_S = 120
 # Builds in which this scenario has nothing to show: they lack what it is about, or need a model for it.
@@ -29,7 +29,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, variant: str, names: list[str], child
     monkeypatch.setenv("STANDIN_VARIANT", variant)
     monkeypatch.setenv("PYTHONPATH", f"{STANDIN}:{STANDIN / 'with_nixl'}:{ROOT}")
     command = (sys.executable, "-m", f"tests.tools.selfcheck.{child}")
-    return parent.run(names, limit_s=LIMIT_S, child=command)
+    return children.run(names, limit_s=LIMIT_S, child=command)
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, variant: str, child: str = "child") -> dict[str, Any]:

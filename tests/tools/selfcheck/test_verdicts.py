@@ -3,8 +3,8 @@
 import pytest
 
 from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.tools.selfcheck.report import judged
 from trtllm_kvfix.tools.selfcheck.steps import ARMS, Outcome, Result
-from trtllm_kvfix.tools.selfcheck.verdicts import judged
 
 PLAIN = Scenario("it", "a-fix", lambda *_: None)
 LENIENT = Scenario("it", "a-fix", lambda *_: None, may_be_right=True)

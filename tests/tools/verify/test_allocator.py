@@ -1,6 +1,6 @@
 """The double of the caching allocator: who is not recorded is not waited for."""
 
-from trtllm_kvfix.hazards.h2_block_offsets_v2.allocator import CachingHostAllocator
+from trtllm_kvfix.hazards.h2_block_offsets_v2.device import CachingHostAllocator
 from trtllm_kvfix.native import open_device
 
 

@@ -6,11 +6,10 @@ import pytest
 from trtllm_kvfix.fixes.graph_inputs.fix import Reads
 from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.hazards.h2_block_offsets_v2.device import kernel_output
-from trtllm_kvfix.hazards.h5_transfer_order.transfers import Ordered, Unordered
+from trtllm_kvfix.hazards.h5_transfer_order.device import Ordered, Unordered
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.tools.verify.catalogue import CASES, NAMES, select
+from trtllm_kvfix.tools.verify.cases import CASES, NAMES, run_case, select
 from trtllm_kvfix.tools.verify.outcome import Verdict
-from trtllm_kvfix.tools.verify.runner import run_case
 
 from .doubles import named, unfixed, vacuous
 

@@ -11,9 +11,9 @@ from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.native import Device, DeviceError, open_device
-from trtllm_kvfix.tools.verify import catalogue, command
+from trtllm_kvfix.tools.verify import cases, command
+from trtllm_kvfix.tools.verify.cases import run_case
 from trtllm_kvfix.tools.verify.outcome import CaseOutcome, Report
-from trtllm_kvfix.tools.verify.runner import run_case
 
 from .doubles import unfixed, vacuous
 
@@ -23,7 +23,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def only(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    monkeypatch.setattr(catalogue, "CASES", (case,))
+    monkeypatch.setattr(cases, "CASES", (case,))
 
 
 def test_all_cases_are_proven_and_the_last_line_says_what_was_not() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trtllm_kvfix.hazards.gates import Gates, StuckBehindGate
 from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.tools.verify.cases import Gates, StuckBehindGate
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 from trtllm_kvfix.native import open_device
+from trtllm_kvfix.tools.verify.cases import run_case
 from trtllm_kvfix.tools.verify.outcome import CaseOutcome, LaneOutcome
-from trtllm_kvfix.tools.verify.page import page
-from trtllm_kvfix.tools.verify.runner import run_case
-from trtllm_kvfix.tools.verify.timeline import LABELS, WIDTH, Scale, common_scale, drawn
+from trtllm_kvfix.tools.verify.page import LABELS, WIDTH, Scale, common_scale, drawn, page
 
 from .doubles import AT, arm, named, outcome, report
 

@@ -1,7 +1,7 @@
 """The report says in words what was shown."""
 
 from trtllm_kvfix.hazards.case import ControlKind
-from trtllm_kvfix.tools.verify.catalogue import CASES
+from trtllm_kvfix.tools.verify.cases import CASES
 from trtllm_kvfix.tools.verify.outcome import DeviceInfo
 from trtllm_kvfix.tools.verify.report import complaints, conclusion, notes
 

@@ -7,7 +7,6 @@ Needs:     torch, a GPU, TensorRT-LLM (1.2, 1.3 up to rc20); no model. Takes hal
 Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.
 """
 
-import inspect
 import sys
 from typing import Any
 
@@ -15,53 +14,30 @@ sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(2))  # typ
 
 import torch
 from tensorrt_llm._torch.pyexecutor.resource_manager import KVCacheManager
-from tensorrt_llm.bindings import DataType
-from tensorrt_llm.bindings.internal.batch_manager import CacheType
-from tensorrt_llm.llmapi.llm_args import KvCacheConfig
-from tensorrt_llm.mapping import Mapping
 
-TOKENS, ROWS = 32, 8  # of a block, of a batch at most
+from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, manager
+
 CYCLES = 1_000_000_000  # about half a second, for which the device is busy
 FIRST, SECOND = [1, 2], [3, 4]
-Offsets = list[Any]
 
 
-def manager(stream: Any) -> Any:
-    """As small as it gets. Releases differ in what they take."""
-    wanted = {
-        "num_layers": 2, "num_kv_heads": 1, "head_dim": 64, "tokens_per_block": TOKENS, "max_seq_len": 8 * TOKENS,
-        "max_batch_size": ROWS, "mapping": Mapping(world_size=1, tp_size=1, rank=0), "dtype": DataType.HALF,
-        "vocab_size": 1000, "execution_stream": stream,
-    }  # fmt: skip
-    taken = inspect.signature(KVCacheManager).parameters
-    config = KvCacheConfig(max_tokens=64 * TOKENS, enable_block_reuse=False)
-    return KVCacheManager(config, CacheType.SELF, **{name: wanted[name] for name in wanted if name in taken})
-
-
-def main() -> int:
-    if not hasattr(KVCacheManager, "copy_batch_block_offsets"):
-        print("this release keeps the table elsewhere")
-        return 2
-    stream = torch.cuda.Stream()
-    cache = manager(stream)
-    cache.add_dummy_requests(FIRST + SECOND, [2 * TOKENS + 6] * 4)
-    shape = (cache.num_pools, ROWS, 2, cache.max_blocks_per_seq)
+def code_of(cache: Any, stream: Any) -> int:
+    """Ships both batches on the stream; returns the exit code."""
+    cache.add_dummy_requests(FIRST + SECOND, [2 * TOKENS_PER_BLOCK + 6] * 4)
+    shape = (getattr(cache, "num_attention_op_pools", cache.num_pools), ROWS_MAX, 2, cache.max_blocks_per_seq)
     on_device = torch.zeros(shape, dtype=torch.int32, device="cuda")
     seen = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
     torch.cuda.synchronize()
 
-    def ship(batch: list[int]) -> None:
-        cache.copy_batch_block_offsets(on_device, batch, 1, len(batch), len(batch))
-
-    def arrived(*, busy: bool, wait: bool) -> Offsets:
+    def arrived(*, busy: bool, wait: bool) -> list[Any]:
         with torch.cuda.stream(stream):
             if busy:
                 torch.cuda._sleep(CYCLES)
-            ship(FIRST)
+            cache.copy_batch_block_offsets(on_device, FIRST, 1, len(FIRST), len(FIRST))
             seen.copy_(on_device, non_blocking=True)  # what attention of the first batch would read
             if wait:
                 stream.synchronize()
-            ship(SECOND)
+            cache.copy_batch_block_offsets(on_device, SECOND, 1, len(SECOND), len(SECOND))
         stream.synchronize()
         return [pool[: len(FIRST)] for pool in seen.tolist()]
 
@@ -73,5 +49,8 @@ def main() -> int:
     return 2 if control != own else int(found != own)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if not hasattr(KVCacheManager, "copy_batch_block_offsets"):
+    print("this release keeps the table elsewhere")
+    sys.exit(2)
+chosen = torch.cuda.Stream()
+sys.exit(code_of(manager(KVCacheManager, chosen), chosen))

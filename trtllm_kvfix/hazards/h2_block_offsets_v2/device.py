@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trtllm_kvfix.hazards.case import Case, ControlKind, Side
-from trtllm_kvfix.hazards.h2_block_offsets_v2.allocator import CachingHostAllocator
 from trtllm_kvfix.hazards.offsets import (
     BAD_PAGE,
     BLOCKS,
@@ -26,6 +25,58 @@ from trtllm_kvfix.hazards.offsets import (
 from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 from trtllm_kvfix.staging import on_stream
+
+
+class _Returned(NamedTuple):
+    block: PinnedArray
+    events: tuple[int, ...]  # of work that still reads the block
+
+
+class CachingHostAllocator:
+    """Blocks are never given back to the system, so that their addresses stay mapped whatever is pending.
+
+    As in torch, the allocator knows only about recorded work. Copies of the framework record themselves; a kernel that
+    takes a raw pointer does not, and a block that it still reads looks free.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._in_use: dict[int, list[int]] = {}  # events by address, of blocks in use
+        self._returned: list[_Returned] = []
+
+    def take(self, shape: tuple[int, ...], dtype: str) -> PinnedArray:
+        block = self._reusable(shape, dtype) or self._device.pinned(shape, dtype)
+        self._in_use[block.address] = []
+        return block
+
+    def record(self, block: PinnedArray, stream: int) -> None:
+        """The block is read by what has been enqueued on the stream so far."""
+        event = self._device.create_event()
+        self._device.record(event, stream)
+        self._in_use[block.address].append(event)
+
+    def give_back(self, block: PinnedArray) -> None:
+        """The last reference to a tensor goes."""
+        self._returned.append(_Returned(block, tuple(self._in_use.pop(block.address))))
+
+    def close(self) -> None:
+        """Every stream has settled."""
+        for returned in self._returned:
+            self._destroy(returned.events)
+        self._returned.clear()
+
+    def _reusable(self, shape: tuple[int, ...], dtype: str) -> PinnedArray | None:
+        for at, (block, events) in enumerate(self._returned):
+            if (tuple(block.shape), block.dtype) == (shape, dtype) and all(map(self._device.done, events)):
+                self._destroy(events)
+                del self._returned[at]
+                return block
+        return None
+
+    def _destroy(self, events: tuple[int, ...]) -> None:
+        for event in events:
+            self._device.destroy_event(event)
+
 
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
 V_OFFSET = [1, 3]

@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.build import CountedRequests
 from trtllm_kvfix.hazards.ground import PATIENCE_S, Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK
 from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
 
-T = build.TOKENS_PER_BLOCK
+T = TOKENS_PER_BLOCK
 # It takes no lock of upstream's, unlike the look-up by hash, which waits for the tree's.
 PIN = "pin_blocks_by_id"
 LIMIT_S = 60.0
@@ -21,9 +22,9 @@ def admits_alone(ground: Ground, up: Upstream) -> str | None:
     if not up.binds(PIN):
         raise NothingToShow("nothing is bound for other threads to call")
     connector = _connector(up)
-    requests = build.Requests.of_a_cache(ground, up, blocks=32, kv_connector_manager=connector)
+    requests = CountedRequests(ground, up, blocks=32, kv_connector_manager=connector)
     requests.cache.kv_connector_manager = None  # C++ asks; the connector's Python interface is not needed
-    impl, free = requests.cache.impl, requests.free_blocks()
+    impl = requests.cache.impl
     cached = requests.make(1, range(1000, 1000 + 3 * T + 1))
     requests.step([cached])
     blocks = list(requests.cache.get_cache_indices(cached))[:3]
@@ -39,7 +40,7 @@ def admits_alone(ground: Ground, up: Upstream) -> str | None:
         return f"a thread pinned {len(blocks)} blocks while an admission was inside the manager"
     impl.unpin_blocks_by_id(blocks)
     requests.finish(second)
-    return requests.released(free)
+    return requests.released()
 
 
 def _connector(up: Upstream) -> Any:

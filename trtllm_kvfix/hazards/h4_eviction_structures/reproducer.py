@@ -7,7 +7,6 @@ Needs:     torch, a GPU, a TensorRT-LLM whose manager binds pin_blocks_by_id; no
 Exit code: 1 the hazard shows, 0 the thread had to wait, 2 it cannot be looked at here, or the control is wrong.
 """
 
-import inspect
 import sys
 import threading
 from typing import Any
@@ -15,16 +14,12 @@ from typing import Any
 sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(2))  # type: ignore[func-returns-value]  # not 1
 
 import torch
-from tensorrt_llm._torch.pyexecutor import resource_manager
-from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest
-from tensorrt_llm._torch.pyexecutor.scheduler import ScheduledRequests
-from tensorrt_llm.bindings import DataType
-from tensorrt_llm.bindings.internal.batch_manager import CacheType, KvCacheConnectorManager
-from tensorrt_llm.llmapi.llm_args import KvCacheConfig
-from tensorrt_llm.mapping import Mapping
+from tensorrt_llm.bindings.internal.batch_manager import KvCacheConnectorManager
 
-TOKENS = 32
+from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, Requests
+
 asked: Any = int  # what the bound manager gets for an answer: nothing to load
+came_in: list[bool] = []
 
 
 class Connector(KvCacheConnectorManager):  # type: ignore[misc]
@@ -32,30 +27,17 @@ class Connector(KvCacheConnectorManager):  # type: ignore[misc]
         return int(asked())
 
 
-wanted = {
-    "num_layers": 2, "num_kv_heads": 1, "head_dim": 64, "tokens_per_block": TOKENS, "max_seq_len": 10 * TOKENS,
-    "max_batch_size": 8, "mapping": Mapping(world_size=1, tp_size=1, rank=0), "dtype": DataType.HALF,
-    "vocab_size": 10_000, "execution_stream": torch.cuda.Stream(), "kv_connector_manager": Connector(),
-}  # fmt: skip
-taken = inspect.signature(resource_manager.KVCacheManager).parameters
-config = KvCacheConfig(max_tokens=32 * TOKENS, enable_block_reuse=True)
-given = {name: wanted[name] for name in wanted if name in taken}
-cache: Any = resource_manager.KVCacheManager(config, CacheType.SELF, **given)
+requests = Requests(torch.cuda.Stream(), blocks=32, kv_connector_manager=Connector())
+cache = requests.cache
 cache.kv_connector_manager = None  # it is C++ that asks; what Python tells a connector is not needed
 if not hasattr(cache.impl, "pin_blocks_by_id"):
     print("this build binds no pin_blocks_by_id for other threads to call")
     sys.exit(2)
-(dummy,), came_in = cache.add_dummy_requests([0], [1], prepare_resource=False), list[bool]()
 
 
 def admit(request_id: int, first: int) -> list[int]:
-    more = {"sampling_config": dummy.sampling_config, "is_streaming": False}  # of the type that this release takes
-    prompt = [*range(first, first + 3 * TOKENS)]
-    request = LlmRequest(request_id=request_id, max_new_tokens=2, input_tokens=prompt, **more)
-    request.context_chunk_size = len(prompt)
-    batch = ScheduledRequests()
-    batch.reset_context_requests([request])
-    cache.prepare_resources(batch)
+    request = requests.make(request_id, range(first, first + 3 * TOKENS_PER_BLOCK))
+    requests.admit([request])
     return list(cache.get_cache_indices(request))
 
 

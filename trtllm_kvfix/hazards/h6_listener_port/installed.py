@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.small import accepted
 from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
 
 SOURCE, TARGET = "build_raw_nixl_source_agent", "RawNixlRemoteG2Adapter"
@@ -41,7 +41,7 @@ def listens_nowhere(ground: Ground, up: Upstream) -> str | None:
         make = getattr(adapter, name, None)
         if make is not None:
             with _recorded(nixl) as configurations, suppress(_Configured):
-                make(**build.accepted(make, GIVEN))
+                make(**accepted(make, GIVEN))
             if not configurations:
                 raise Unavailable(f"{name} made no configuration of an agent")
             listening += [name for each in configurations if _listens(each)]

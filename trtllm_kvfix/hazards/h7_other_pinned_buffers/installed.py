@@ -10,12 +10,13 @@ from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.executors import Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, manager, mapping
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 
 ENGINE = "PyTorchModelEngine"
 SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
 FIRST, SECOND = [1, 2], [3, 4]
-LENGTH = 2 * build.TOKENS_PER_BLOCK + 6
+LENGTH = 2 * TOKENS_PER_BLOCK + 6
 PROMPT_LENS = {tuple(FIRST): [LENGTH, LENGTH - 1], tuple(SECOND): [LENGTH - 2, LENGTH - 3]}
 
 
@@ -39,7 +40,7 @@ class _Loop(Played):
         self._ground = ground
         kind = up.attribute(RESOURCE_MANAGER, "KVCacheManager")
         stream = ground.stream()
-        self._cache = build.manager(kind, stream)
+        self._cache = manager(kind, stream)
         self._stream = getattr(self._cache, "_stream", stream)
         ids = FIRST + SECOND
         if self._cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
@@ -110,7 +111,7 @@ def _engine(up: Upstream, write: Callable[[], None]) -> Any:
         """Upstream's without a model: its constructor, which loads one, does not run."""
 
         def __init__(self) -> None:
-            self.mapping = build.mapping()
+            self.mapping = mapping()
 
         def __del__(self) -> None:
             """There is nothing that upstream's would have to give back."""

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
-from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.small import accepted
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 
 TABLES, RUNNER = "CudaGraphLoraParams", "CUDAGraphRunner"
@@ -39,7 +39,7 @@ class _Experts(Played):
     def __init__(self, ground: Ground, up: Upstream) -> None:
         self._ground, self._stream = ground, ground.stream()
         with ground.on(self._stream):
-            self._params = _tables(up)
+            self._params = lora_tables(up.attribute(LORA_PARAMS, TABLES))
             self._runner, self._key = _runner(ground, up), _key(up)
             self._slots, self._ranks = ground.on_device((BATCH,)), ground.on_device((SLOTS,))
             self._seen = ground.pinned((BATCH,)), ground.pinned((SLOTS,))
@@ -100,12 +100,12 @@ class _Experts(Played):
         return {"ranks": self._ranks}
 
 
-def _tables(up: Upstream) -> Any:
-    kind: Any = up.attribute(LORA_PARAMS, TABLES)
+def lora_tables(kind: Any) -> Any:
+    """Those of one module of one layer."""
     layer = kind.LoraLayerInfo(module_num=1, output_sizes=[8], input_hidden_size=8)
     key = kind.LoraLayerKey(layer_idx=LAYER, module_ids=(MODULE,))
     options = {"max_batch_size": BATCH, "max_lora_size": SLOTS, "max_rank": 8, "layer_info": {key: layer}}
-    return kind(**build.accepted(kind, options))
+    return kind(**accepted(kind, options))
 
 
 def _runner(ground: Ground, up: Upstream) -> Any:

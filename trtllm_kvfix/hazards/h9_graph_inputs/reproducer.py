@@ -9,9 +9,7 @@ Needs:     torch, a GPU, TensorRT-LLM with LoRA on routed experts in CUDA graphs
 Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.
 """
 
-import inspect
 import sys
-from typing import Any
 
 sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(2))  # type: ignore[func-returns-value]  # not 1
 
@@ -23,21 +21,14 @@ except ImportError as error:
     print(f"this release has no CudaGraphLoraParams: {error}")
     sys.exit(2)
 
-BATCH, SLOTS = 2, 2
+from trtllm_kvfix.hazards.h9_graph_inputs.installed import BATCH, lora_tables
+
 FIRST, SECOND = [0, 0], [1, 1]  # the adapter slot of each token
 CYCLES = 1_000_000_000  # about half a second, for which the device is busy with the step before
 
 
-def tables() -> Any:
-    layer = CudaGraphLoraParams.LoraLayerInfo(module_num=1, output_sizes=[8], input_hidden_size=8)
-    key = CudaGraphLoraParams.LoraLayerKey(layer_idx=0, module_ids=(13,))
-    wanted = {"max_batch_size": BATCH, "max_lora_size": SLOTS, "max_rank": 8, "layer_info": {key: layer}}
-    taken = inspect.signature(CudaGraphLoraParams).parameters
-    return CudaGraphLoraParams(**{name: wanted[name] for name in wanted if name in taken})
-
-
 def main() -> int:
-    params, stream = tables(), torch.cuda.Stream()
+    params, stream = lora_tables(CudaGraphLoraParams), torch.cuda.Stream()
     table = getattr(params, "token_to_slot_host", None)
     if table is None or not table.is_pinned():
         print("no graph is handed this table here, or it is not pinned")

@@ -1,15 +1,187 @@
-"""One scene for each fix that can change an answer: the chat without it, where the order matters, and with it."""
+"""Users chat with an engine, once without a fix and once with all: what they should read, and what they read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 
+from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig, check_id
-from trtllm_kvfix.engine.machine import open_machine
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.engine.loop import Engine
+from trtllm_kvfix.engine.machine import Machine, open_machine
+from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.tools.demo.chat import Answer
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Arm, SceneOutcome
-from trtllm_kvfix.tools.demo.session import Session
+
+ANSWER_MAX = 48
+SHOUTS = 1  # the adapter
+HUSHED = str.maketrans(recite.LOUD, recite.QUIET)
+SHOUTED = str.maketrans(recite.QUIET, recite.LOUD)
+TRACE_MIN = 6  # letters in a row that show whose notes were read
+
+
+def quiet(text: str) -> str:
+    """The same letters, not shouted."""
+    return text.translate(HUSHED)
+
+
+def loud(text: str) -> str:
+    return text.translate(SHOUTED)
+
+
+@dataclass(frozen=True)
+class User:
+    name: str
+    notes: str
+    asks: tuple[str, ...]  # each begins a line of the notes
+    adapter: int = 0
+
+    def expected(self, turn: int) -> str:
+        """The rest of the line."""
+        begin = self.notes.index(self.asks[turn]) + len(self.asks[turn])
+        text = self.notes[begin : self.notes.index("\n", begin)]
+        return loud(text) if self.adapter == SHOUTS else text
+
+
+_SHIP = """the ferry leaves from the north quay at nine.
+captain mora keeps a parrot called admiral.
+our cargo is forty crates of lemons and salt.
+the lighthouse keeper owes me eleven coins.
+if the fog comes down, wait for two short whistles.
+"""
+
+USERS = (
+    User("ada", _SHIP, ("captain mora keeps ", "if the fog comes ")),
+    User("ben", """sourdough rises for fourteen hours in the cellar.
+the baker's daughter hides the best rolls for me.
+rye flour comes on tuesdays, from the old mill.
+never open the left oven before it has sung.
+grandmother's recipe asks for a spoon of honey.
+""", ("the baker's daughter ", "never open the left ")),
+    User("cleo", """saturn stands above the chimney this evening.
+my telescope came from a monastery in the hills.
+the comet returns when i am seventy years old.
+we count shooting stars on the roof of the school.
+professor lund still believes in the ninth planet.
+""", ("the comet returns ", "professor lund still "), SHOUTS),
+    User("dan", _SHIP, ("our cargo is forty ", "the lighthouse keeper ")),
+    User("eve", """tomatoes want the sunny wall behind the shed.
+the hedgehog under the roses is named bertram.
+water the ferns with rain, and with nothing else.
+our neighbour measures her pumpkins every night.
+the bees moved into the chimney last summer.
+""", ("the hedgehog under ", "our neighbour measures "), SHOUTS),
+    User("finn", """the night train stops in virlund for a minute.
+seat forty two has a window that does not close.
+the conductor reads poems to whoever cannot sleep.
+my sister waits on platform seven with a lantern.
+between the tunnels one can see the frozen lake.
+""", ("the conductor reads ", "my sister waits on ")),
+)  # fmt: skip
+
+
+@dataclass
+class Chat:
+    """One user's conversation: each turn repeats the turns before it."""
+
+    user: User
+    said: str = ""
+    answers: list[AnswerRead] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.said = self.user.notes
+
+    @property
+    def over(self) -> bool:
+        return len(self.answers) == len(self.user.asks)
+
+    def next_request(self, request_id: int) -> Request:
+        self.said += "\n" + self.user.asks[len(self.answers)]
+        stop = recite.LETTERS.index("\r") if self.user.adapter == SHOUTS else recite.END
+        return Request(request_id, recite.encode(self.said), ANSWER_MAX, self.user.adapter, stop)
+
+    def take(self, request: Request) -> None:
+        read, expected = recite.decode(request.answer), self.user.expected(len(self.answers))
+        self.said += read
+        right = read == expected
+        answer = AnswerRead(
+            user=self.user.name,
+            turn=len(self.answers) + 1,
+            asked=self.user.asks[len(self.answers)],
+            expected=expected,
+            read=read,
+            right=right,
+            from_whom=None if right else from_whom(self.user, read),
+            in_another_voice=not right and quiet(read) == quiet(expected),
+        )
+        self.answers.append(answer)
+
+
+def from_whom(reader: User, read: str) -> str | None:
+    """The user whose notes contain the longest part of the answer, if the reader's own contain a shorter one."""
+    read = quiet(read)
+    shared = {user.name: _longest(read, user.notes) for user in USERS if user.notes != reader.notes}
+    best = max(shared, key=lambda name: shared[name])
+    return best if shared[best] >= TRACE_MIN and shared[best] > _longest(read, reader.notes) else None
+
+
+def _longest(read: str, notes: str) -> int:
+    return SequenceMatcher(None, read, notes, autojunk=False).find_longest_match().size
+
+
+HANGS_UP_AFTER = 3  # answers of others
+STEPS_MAX = 5000  # a chat takes some hundred
+
+
+class Session:
+    """The last user comes late, and just before a stranger sends the same notes and hangs up in the middle of them."""
+
+    def __init__(self, machine: Machine, config: EngineConfig) -> None:
+        self.engine = Engine(machine, recite.reciter(config.length_max), config)
+        self._chats = [Chat(user) for user in USERS]
+        self._live: dict[int, Chat] = {}
+        self._requests = 0
+        self._stranger: Request | None = None
+
+    def run(self) -> list[AnswerRead]:
+        """Answers in the order of users and turns."""
+        *early, late = self._chats
+        for chat in early:
+            self._ask(chat)
+        while not all(chat.over for chat in self._chats):
+            if not self.engine.busy or self.engine.steps > STEPS_MAX:
+                raise KvfixError(f"the chat does not end: {self.engine.steps} steps, and answers are missing")
+            for request in self.engine.step():
+                chat = self._live.pop(request.request_id)
+                chat.take(request)
+                if not chat.over:
+                    self._ask(chat)
+            self._come_and_go(late)
+        answers = [answer for chat in self._chats for answer in chat.answers]
+        self.engine.cache.core.check_invariants()
+        return answers
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _come_and_go(self, late: Chat) -> None:
+        if self._stranger is None and sum(len(chat.answers) for chat in self._chats) >= HANGS_UP_AFTER:
+            self._requests += 1
+            self._stranger = Request(self._requests, recite.encode(late.said), ANSWER_MAX)
+            self.engine.submit(self._stranger)
+        elif self._stranger is not None and not self._stranger.finished and self._is_enough(self._stranger):
+            self.engine.cancel(self._stranger)
+            self._ask(late)
+
+    def _is_enough(self, stranger: Request) -> bool:
+        """Its second chunk has been given to the device, or all of it."""
+        given = stranger.context_current_position
+        return given - stranger.tokens_reused > self.engine.config.tokens_max or given == len(stranger.prompt)
+
+    def _ask(self, chat: Chat) -> None:
+        self._requests += 1
+        self._live[self._requests] = chat
+        self.engine.submit(chat.next_request(self._requests))
 
 
 @dataclass(frozen=True)
@@ -43,15 +215,12 @@ def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     scenes = [scene for scene in SCENES if scene.fix in wanted]
     if manager is None:
         return scenes
-    if off:
-        for scene in scenes:
-            _racy(replace(scene, config=replace(scene.config, manager=manager)))
-    # If a manager cannot make a scene's mistake, it is an error only to ask for that scene.
-    return [
-        replace(scene, config=replace(scene.config, manager=manager))
-        for scene in scenes
-        if not (scene.fix == "computed-blocks" and manager == "native")
-    ]
+    if manager == "native" and not off:  # it cannot make this mistake: an error only where somebody asks for it
+        scenes = [scene for scene in scenes if scene.fix != "computed-blocks"]
+    chosen = [replace(scene, config=replace(scene.config, manager=manager)) for scene in scenes]
+    for scene in chosen:
+        _racy(scene)  # refuses what cannot be
+    return chosen
 
 
 def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
@@ -77,7 +246,7 @@ def _arm(config: EngineConfig, device: str, seed: int) -> Arm:
         answers = session.run()
         counts, stats = session.engine.scheduler.counts, session.engine.cache.core.get_kv_cache_stats().total
         return Arm(
-            answers=[_read(answer) for answer in answers],
+            answers=answers,
             steps=session.engine.steps,
             preemptions=counts.preemptions,
             tokens_computed=counts.tokens_computed,
@@ -87,16 +256,3 @@ def _arm(config: EngineConfig, device: str, seed: int) -> Arm:
     finally:
         session.close()
         machine.close()
-
-
-def _read(answer: Answer) -> AnswerRead:
-    return AnswerRead(
-        user=answer.user,
-        turn=answer.turn + 1,
-        asked=answer.asked,
-        expected=answer.expected,
-        read=answer.read,
-        right=answer.right,
-        from_whom=answer.from_whom,
-        in_another_voice=answer.in_another_voice,
-    )

@@ -1,16 +1,114 @@
-"""Runs cases. Every iteration holds the device, overwrites the source, checks that the work is pending, and lets go."""
+"""All cases, and how one is run: every iteration holds the device, overwrites the source, and lets go."""
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from threading import Event, Lock, Thread
 from time import perf_counter_ns
+from types import TracebackType
 
 import numpy as np
 
+from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side
-from trtllm_kvfix.hazards.gates import Gates
+from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
+from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
+from trtllm_kvfix.hazards.h5_transfer_order import device as transfer_order
+from trtllm_kvfix.hazards.h9_graph_inputs import device as graph_inputs
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
+
+CASES: tuple[Case, ...] = (
+    *offsets_v1.CASES,
+    *offsets_v2.CASES,
+    *transfer_order.CASES,
+    graph_inputs.case(ReplayFence),
+)
+NAMES = tuple(dict.fromkeys(case.name for case in CASES))
+
+
+def select(names: Sequence[str]) -> list[Case]:
+    """The cases of these names, in the order of the catalogue; all of them where no name is given."""
+    for name in names:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
+            raise SettingsError(f"--case is '{name}', which is not known; {hint}")
+    return [case for case in CASES if not names or case.name in names]
+
+
+HELD_S_MAX = 10.0  # an iteration takes well under a millisecond
+
+
+class StuckBehindGate(KvfixError):
+    """The host waited for a stream that only the host could have let go."""
+
+
+class Gates:
+    """Closes one gate at a time. A gate that stays closed for one to two times `held_s_max` is opened, and `open`
+    reports it."""
+
+    def __init__(self, device: Device, held_s_max: float = HELD_S_MAX) -> None:
+        self._device = device
+        self._held_s_max = held_s_max
+        self._lock = Lock()  # guards what follows
+        self._gate: int | None = None
+        self._closed = 0  # gates closed so far
+        self._seen = 0  # and when the watchdog last looked
+        self._forced = False
+        self._stopping = Event()
+        self._watchdog = Thread(target=self._watch, name="kvfix-verify-watchdog", daemon=True)
+
+    def __enter__(self) -> "Gates":
+        self._watchdog.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._watchdog.join()
+
+    @contextmanager
+    def closed(self, stream: int) -> Iterator[None]:
+        """Hold the stream until `open`, at the latest until the block ends: a held stream never drains."""
+        with self._lock:
+            self._gate = self._device.close_gate(stream)
+            self._closed += 1
+        try:
+            yield
+        finally:
+            self.open()
+
+    def open(self) -> None:
+        with self._lock:
+            self._let_go()
+            if self._forced:
+                raise StuckBehindGate(
+                    f"the host waited for a held stream for more than {self._held_s_max:g} s; what it calls must "
+                    "return while the stream is pending. Usual cause: a ring without a free slot, or a driver that "
+                    "waits for every stream"
+                )
+
+    def _let_go(self) -> None:
+        if self._gate is not None:
+            gate, self._gate = self._gate, None
+            self._device.open_gate(gate)
+
+    def look(self) -> None:
+        """One round of the watchdog: open the gate if it was closed in the last round, too."""
+        with self._lock:
+            if self._gate is not None and self._closed == self._seen:
+                self._forced = True
+                self._let_go()
+            self._seen = self._closed
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._held_s_max):
+            self.look()
 
 
 @dataclass(frozen=True)

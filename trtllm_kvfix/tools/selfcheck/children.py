@@ -1,4 +1,9 @@
-"""Child processes take the steps. One that dies or hangs costs the step it was in; another child goes on after it."""
+"""Child processes take the steps. One that dies or hangs costs the step it was in; another child goes on after it.
+
+python -m trtllm_kvfix.tools.selfcheck.children DESCRIPTOR STEP...
+
+A child writes each step down before and after it: a crash names the step it came in.
+"""
 
 import json
 import os
@@ -11,9 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from trtllm_kvfix.hazards.ground import Ground, TorchGround
+from trtllm_kvfix.overlay import import_hook
+from trtllm_kvfix.tools.selfcheck import steps
 from trtllm_kvfix.tools.selfcheck.steps import Outcome
 
-CHILD = (sys.executable, "-m", "trtllm_kvfix.tools.selfcheck.child")
+CHILD = (sys.executable, "-m", "trtllm_kvfix.tools.selfcheck.children")
 READ_BYTES = 65536
 
 
@@ -82,3 +90,17 @@ def _how(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"it did not end within {limit_s:g} s"
     return f"the process was ended by {signal.Signals(-code).name}" if code < 0 else f"the process exited with {code}"
+
+
+def main(arguments: Sequence[str], ground: Callable[[], Ground] = TorchGround) -> None:
+    import_hook.remove()  # the fixes of this process would be in the arms that are to be without
+    descriptor, *names = arguments
+    with os.fdopen(int(descriptor), "w", buffering=1) as report:
+        for name in names:
+            report.write(json.dumps({"begun": name}) + "\n")
+            outcome = steps.take(name, ground)
+            report.write(json.dumps({"ended": name, "outcome": outcome._asdict()}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
