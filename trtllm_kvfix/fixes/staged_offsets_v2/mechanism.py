@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import CopyFilter
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lender, Lending
 from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, fresh_pinned, keep_until_read, private_lot
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
@@ -35,13 +36,19 @@ SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_sc
 Staged = tuple[tuple[Any, ...], Lot | None] | None
 
 
-def lending_copy(lending: Lending, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`copy_batch_block_offsets` of the manager: what the launch inside it ships may be read after it has returned."""
+def lending_copy(lending: Lending, copy_filter: CopyFilter, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`copy_batch_block_offsets` of the manager: what the launch inside it ships may be read after it has returned. It
+    may launch nothing, where it has recorded the same rows for the same tensor."""
+    tried = fuse.of(ID)
 
-    def copy_batch_block_offsets(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            copy_filter.forget(dst_tensor)
+        except Exception as error:
+            tried.fault(error)
         lender = lending.during(self)
         try:
-            return original(self, *args, **kwargs)
+            return original(self, dst_tensor, *args, **kwargs)
         finally:
             if lender is not None:
                 lending.leave(lender)
@@ -219,7 +226,7 @@ class StagedOffsetsV2:
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         stagers = Stagers(mode=mode, slots=slots)
         self.lending = Lending(fuse.of(ID))
-        self.copy = partial(lending_copy, self.lending)
+        self.copy = partial(lending_copy, self.lending, CopyFilter())
         self.launch = partial(staged_launch, stagers, self.lending)
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
