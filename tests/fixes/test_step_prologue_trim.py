@@ -13,6 +13,8 @@ from tests.fixes.applied import applied, only, standing_in
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import STEP_PROLOGUE_TRIM, CopyFilter
+from trtllm_kvfix.fixes.staged_offsets_v2.record import FIX
+from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixSettings
@@ -145,3 +147,43 @@ def test_a_server_that_skips_launches_is_right_with_the_fix_alone(on: bool, monk
 def test_the_stand_in_has_no_trim_unless_it_is_asked_for() -> None:
     with standing_in("F"), pytest.raises(ModuleNotFoundError):
         import_module(STEP_PROLOGUE_TRIM)
+
+
+copy_batch_block_offsets_to_device: Any = None  # the probe reads these sources, and nobody calls them
+
+
+def gathers_to_compare(self: Any, dst: Any, ids: Any, beams: int, contexts: int, count: int) -> None:
+    index = self.index_mapper.get_copy_index(ids, contexts, beams)
+    self.index_mapper.gather_k_block_offsets(self.host_kv_cache_block_offsets, self._payload, ids, count)
+    copy_batch_block_offsets_to_device(
+        self.host_kv_cache_block_offsets, dst, index, self.index_scales, self.kv_offset, self._stream.cuda_stream
+    )
+
+
+def gathers_to_launch(self: Any, dst: Any, ids: Any, beams: int, contexts: int, count: int) -> None:
+    index = self.index_mapper.get_copy_index(ids, contexts, beams)
+    self.index_mapper.gather_k_block_offsets(self.host_kv_cache_block_offsets, self._rows, ids, count)
+    copy_batch_block_offsets_to_device(
+        self._rows, dst, index, self.index_scales, self.kv_offset, self._stream.cuda_stream
+    )
+
+
+def gathers_and_launches_something_else(self: Any, dst: Any, ids: Any, beams: int, contexts: int, count: int) -> None:
+    index, table = self.index_mapper.get_copy_index(ids, contexts, beams), self.host_kv_cache_block_offsets
+    self.index_mapper.gather_k_block_offsets(table, self._payload, ids, count)
+    copy_batch_block_offsets_to_device(table, dst, index, self.index_scales, self.kv_offset, self._stream.cuda_stream)
+
+
+@pytest.mark.parametrize(
+    ("copy", "state"),
+    [
+        (gathers_to_compare, State.NEEDED),
+        (gathers_to_launch, State.FIXED_UPSTREAM),
+        (gathers_and_launches_something_else, State.UNKNOWN),
+    ],
+)
+def test_rows_that_are_gathered_to_be_compared_are_no_repair(copy: Callable[..., None], state: State) -> None:
+    with standing_in("F"):
+        manager = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
+        with patch.object(manager, "copy_batch_block_offsets", copy):
+            assert FIX.probe(Upstream()).state is state

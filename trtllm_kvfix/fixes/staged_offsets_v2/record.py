@@ -1,7 +1,9 @@
 """V2 block offsets: kernel and copies read private snapshots of rows, copy index and scratch ranges (H2)."""
 
+import ast
 from collections.abc import Callable, Sequence
 from functools import partial
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
@@ -18,6 +20,7 @@ from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
+GATHER = "gather_k_block_offsets"
 LAUNCH = "copy_batch_block_offsets_to_device"
 COPY = "KVCacheManagerV2.copy_batch_block_offsets"
 BLOCK_COPY = "StepInputStage.block_copy"
@@ -43,13 +46,33 @@ def probe(up: Upstream) -> Answer:
 def _judged(source: str | None, parameters: tuple[str, ...]) -> Answer:
     if source is None:
         return unknown(f"the source of {COPY} cannot be read")
-    if "gather_k_block_offsets" in source:
-        return fixed("the manager gathers the rows of a batch before it launches")
+    if _launches_what_it_gathered(source):
+        return fixed("the manager gathers the rows of a batch and launches from these")
     if parameters not in (SCALED, UNSCALED):
         return unknown(f"{LAUNCH} takes {parameters}, expected {SCALED} or {UNSCALED}")
-    if LAUNCH not in source or "get_copy_index" not in source:
+    if LAUNCH not in source or "get_copy_index" not in source or (GATHER in source and not _launches_live_rows(source)):
         return unknown(f"{COPY} does not ship in a way that is known")
     return needed(f"the kernel ({len(parameters)} arguments) reads the live table and the shared copy index")
+
+
+def _launches_what_it_gathered(source: str) -> bool:
+    """A manager may also gather rows only to compare them with those of its last launch."""
+    gathered, launched = _argument(source, GATHER, 1, "destination"), _argument(source, LAUNCH, 0, "input")
+    return bool(gathered) and gathered == launched
+
+
+def _launches_live_rows(source: str) -> bool:
+    return _argument(source, LAUNCH, 0, "input") == f"self.{TABLE}"
+
+
+def _argument(source: str, function: str, position: int, name: str) -> str:
+    """An argument of the first call of this function, as it is written."""
+    for call in ast.walk(ast.parse(dedent(source))):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == function:
+            named = {each.arg: each.value for each in call.keywords}
+            value = call.args[position] if position < len(call.args) else named.get(name)
+            return "" if value is None else ast.unparse(value)
+    return ""
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
