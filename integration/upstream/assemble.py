@@ -130,7 +130,8 @@ def _toml(value: Any) -> str:
 
 
 def verify(checkout: Path, era: str) -> Iterator[str]:
-    """Compare a checkout with the manifest by qualified name; yields what differs or is missing."""
+    """Compare a checkout with the manifest by qualified name; yields what differs or is missing. An era may mix files
+    of several commits, so each says of which it is, where that is known."""
     if not (checkout / "tensorrt_llm").is_dir():
         raise SystemExit(f"{checkout} holds no tensorrt_llm: name the root of a checkout")
     files = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]
@@ -146,7 +147,8 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
         for name, _, sha256 in file["excerpts"]:
             if sha256 not in found:
                 state = "differs" if name.split("#")[0] in names else "missing"
-                yield f"{file['path']}: {name}: {state}"
+                read_at = f" (read at {file['commit']})" if "commit" in file else ""
+                yield f"{file['path']}: {name}: {state}{read_at}"
 
 
 def _eras(files: list[dict[str, Any]]) -> str:

@@ -69,7 +69,7 @@ class ReqIdsSet(set[int]):
 
 def binding_modules(era_name: str) -> dict[str, ModuleType]:
     # The newest managers speak to a binding that nobody has read; D stands in for it.
-    era = getattr(bound_module(), "D" if era_name == "N" else era_name)
+    era = getattr(bound_module(), "D" if era_name in ("N", "O") else era_name)
     batch = DoubledModule(BATCH_MANAGER)
     names = {name: getattr(era, name) for name in dir(era) if not name.startswith("_")}
     vars(batch).update(names | {"ReqIdsSet": ReqIdsSet, "LlmRequest": request_class(era)})

@@ -8,16 +8,18 @@ from types import ModuleType
 from integration.upstream.executor_methods import Executor
 from integration.upstream.fallbacks import complete, replace
 from integration.upstream.finder import PACKAGE, SEAMS, Tree
+from integration.upstream.launch_filter import STEP_PROLOGUE_TRIM, complete_launch
 from integration.upstream.manager_methods import Manager
 from integration.upstream.pipeline_methods import SENDS_RESULTS, PipelineExecutor, PyResult
 
 EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
 V2_BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager.kv_cache_manager_v2_utils"
+V2_MANAGER = f"{EXECUTOR}.kv_cache.kv_cache_manager_v2"
 LORA_PARAMS = f"{PACKAGE}._torch.peft.lora.cuda_graph_lora_params"
 STEP_COPIES = f"{PACKAGE}._torch.cute_dsl_kernels.spec_step_copies.op"
 MINIMAX = f"{PACKAGE}._torch.attention_backend.sparse.minimax_m3.cache_manager"
 # No seams of every server; a process that uses them has them imported before it serves.
-ALSO = (LORA_PARAMS, STEP_COPIES, MINIMAX)
+ALSO = (LORA_PARAMS, STEP_COPIES, MINIMAX, STEP_PROLOGUE_TRIM)
 
 
 def load(tree: Tree) -> None:
@@ -38,6 +40,8 @@ def load(tree: Tree) -> None:
         _complete(tree, "py_executor", "PyExecutor", PipelineExecutor)
         if hasattr(getattr(sys.modules.get(f"{EXECUTOR}.py_executor"), "PyExecutor", None), SENDS_RESULTS):
             _complete(tree, "llm_request", "PyResult", PyResult)
+    if tree.is_excerpts and STEP_PROLOGUE_TRIM in tree.real:
+        tree.lacking["KVCacheManagerV2"] = complete_launch(sys.modules[V2_MANAGER])
     for seam in SEAMS:
         if f"{PACKAGE}.{seam}" not in tree.real:
             sys.modules.pop(f"{PACKAGE}.{seam}", None)

@@ -19,6 +19,7 @@ from integration.upstream.input_server import InputServer
 from integration.upstream.native_server import make_server
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
+from integration.upstream.prologue_trim import AwaitedSteps, RewrittenSteps, Steps
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, STAGING, STAGING_V2, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
@@ -45,6 +46,9 @@ SERVERS: dict[str, Any] = {
     "v2-offsets": OffsetsServer,
     "v2-own-launch": OwnLaunch,
     "v2-step-copies": StepCopies,
+    "v2-trim": Steps,
+    "v2-trim-rewritten": RewrittenSteps,
+    "v2-trim-awaited": AwaitedSteps,
 }
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all", "lent")

@@ -129,7 +129,7 @@ def _offsets() -> list[Scenario]:
         Scenario(f"offsets-{name}", STAGING, True, shape, APART, mended=("D",), eras=eras.get(name, V1_ERAS))
         for name, shape in variants.items()
     ] + [
-        Scenario("offsets-v2", STAGING_V2, True, PLAIN, APART, eras=("S", "B2", "N"), kind="v2-offsets"),
+        Scenario("offsets-v2", STAGING_V2, True, PLAIN, APART, eras=("S", "B2", "N", "O"), kind="v2-offsets"),
         # The host waits for each batch before it prepares the next: nothing is overwritten.
         Scenario("offsets-plain-loop", STAGING, False, replace(PLAIN, overlap=False), SERVED),
     ]
@@ -215,12 +215,13 @@ def _others() -> list[Scenario]:
     from integration.upstream.native_scenarios import natives  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
     from integration.upstream.reserved_loads import reserved_loads  # noqa: PLC0415
+    from integration.upstream.trim_scenarios import trimming  # noqa: PLC0415
     from integration.upstream.v2_full_pool import v2_full_pool  # noqa: PLC0415
     from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
     early = endings() + failures() + drafts()
     late = loading() + failed_loads() + full_pool() + reserved_loads() + natives()
-    return pipelines() + early + loops() + late + v2_full_pool() + input_scenarios.scenarios()
+    return pipelines() + early + loops() + late + v2_full_pool() + trimming() + input_scenarios.scenarios()
 
 
 SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _others())

@@ -87,7 +87,7 @@ def test_windows_that_overlap_are_joined(tmp_path: Path) -> None:
 
 def test_the_manifest_names_and_hashes_and_holds_no_text() -> None:
     files = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]
-    assert {era for each in files for era in each["eras"]} == {"A", "S", "B2", "C", "D", "N"}
+    assert {era for each in files for era in each["eras"]} == {"A", "S", "B2", "C", "D", "N", "N2", "O"}
     for each in files:
         assert set(each) <= {"eras", "path", "repository", "commit", "excerpts"}
         for name, chars, sha256 in each["excerpts"]:

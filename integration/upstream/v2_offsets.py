@@ -37,6 +37,9 @@ class OffsetsServer(Server):
             kv_offset=torch.ones(1, dtype=torch.int32, pin_memory=True),
             _use_per_layer_page_tables=False,
             _stream=self.stream,
+            # For the filter of equal launches: what the table means, and room for a batch's rows.
+            _page_index_key=((2,), (1,)),
+            _page_index_payload=torch.empty(1, rows, BLOCKS, dtype=torch.int32),
         )
         return manager
 

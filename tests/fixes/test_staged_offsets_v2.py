@@ -142,6 +142,7 @@ PLACES = (
     Place("staging.stagers.Stagers.of", "B", serve, V2),
     Place("staging.stagers.Stagers.of_lasting", "C", serve, V2),
     Place(f"{ROOM}.fix.v2", "C", serve, V2),
+    Place(f"{ROOM}.copy_filter.CopyFilter.forget", "F", serve, V2 | DRAFTING, draft=True, stands_down=False),
     *(Place(name, variant, serve, V2, attributes=TOO_WIDE) for variant in ("B", "C") for name in WIDE),
     *(Place(f"{ROOM}.fix.{name}", "D", serve, PER_LAYER | DRAFTING, draft=True)
       for name in ("_private", "fresh_pinned")),

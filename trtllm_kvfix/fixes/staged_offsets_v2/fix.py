@@ -10,8 +10,10 @@ that stands down does the same.
 For comparison with the offsets that arrive, those that a launch should write are computed here, too.
 """
 
+import ast
 from collections.abc import Callable, Sequence
 from functools import partial
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -72,13 +74,19 @@ SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_sc
 Staged = tuple[tuple[Any, ...], Lot | None] | None
 
 
-def lending_copy(lending: Lending, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`copy_batch_block_offsets` of the manager: what the launch inside it ships may be read after it has returned."""
+def lending_copy(lending: Lending, copy_filter: CopyFilter, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`copy_batch_block_offsets` of the manager: what the launch inside it ships may be read after it has returned. It
+    may launch nothing, where it has recorded the same rows for the same tensor."""
+    tried = fuse.of(ID)
 
-    def copy_batch_block_offsets(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            copy_filter.forget(dst_tensor)
+        except Exception as error:
+            tried.fault(error)
         lender = lending.during(self)
         try:
-            return original(self, *args, **kwargs)
+            return original(self, dst_tensor, *args, **kwargs)
         finally:
             if lender is not None:
                 lending.leave(lender)
@@ -256,7 +264,7 @@ class StagedOffsetsV2:
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         stagers = Stagers(mode=mode, slots=slots)
         self.lending = Lending(fuse.of(ID))
-        self.copy = partial(lending_copy, self.lending)
+        self.copy = partial(lending_copy, self.lending, CopyFilter())
         self.launch = partial(staged_launch, stagers, self.lending)
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
@@ -303,6 +311,7 @@ def _rows(input: Any, output: Any, copy_index: Any, stream: int, scales: Any, v_
 
 # ---- when it is needed, and what it replaces ----
 
+GATHER = "gather_k_block_offsets"
 LAUNCH = "copy_batch_block_offsets_to_device"
 COPY = "KVCacheManagerV2.copy_batch_block_offsets"
 BLOCK_COPY = "StepInputStage.block_copy"
@@ -328,13 +337,33 @@ def probe(up: Upstream) -> Answer:
 def _judged(source: str | None, parameters: tuple[str, ...]) -> Answer:
     if source is None:
         return unknown(f"the source of {COPY} cannot be read")
-    if "gather_k_block_offsets" in source:
-        return fixed("the manager gathers the rows of a batch before it launches")
+    if _launches_what_it_gathered(source):
+        return fixed("the manager gathers the rows of a batch and launches from these")
     if parameters not in (SCALED, UNSCALED):
         return unknown(f"{LAUNCH} takes {parameters}, expected {SCALED} or {UNSCALED}")
-    if LAUNCH not in source or "get_copy_index" not in source:
+    if LAUNCH not in source or "get_copy_index" not in source or (GATHER in source and not _launches_live_rows(source)):
         return unknown(f"{COPY} does not ship in a way that is known")
     return needed(f"the kernel ({len(parameters)} arguments) reads the live table and the shared copy index")
+
+
+def _launches_what_it_gathered(source: str) -> bool:
+    """A manager may also gather rows only to compare them with those of its last launch."""
+    gathered, launched = _argument(source, GATHER, 1, "destination"), _argument(source, LAUNCH, 0, "input")
+    return bool(gathered) and gathered == launched
+
+
+def _launches_live_rows(source: str) -> bool:
+    return _argument(source, LAUNCH, 0, "input") == f"self.{TABLE}"
+
+
+def _argument(source: str, function: str, position: int, name: str) -> str:
+    """An argument of the first call of this function, as it is written."""
+    for call in ast.walk(ast.parse(dedent(source))):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == function:
+            named = {each.arg: each.value for each in call.keywords}
+            value = call.args[position] if position < len(call.args) else named.get(name)
+            return "" if value is None else ast.unparse(value)
+    return ""
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:

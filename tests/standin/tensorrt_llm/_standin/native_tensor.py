@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,13 @@ class Home:
             self.device.destroy_event(done)
 
 
+class Storage(NamedTuple):
+    memory: Any
+
+    def data_ptr(self) -> int:
+        return int(self.memory.address)
+
+
 class Tensor:
     """A view of some memory. `_view` has its shape and strides; where the memory is a device's, nobody looks inside."""
 
@@ -91,6 +98,9 @@ class Tensor:
 
     def data_ptr(self) -> int:
         return int(self.memory.address) + _address(self._view) - self._base
+
+    def untyped_storage(self) -> Storage:
+        return Storage(self.memory)
 
     def __getitem__(self, key: Any) -> Any:
         return type(self)(self.home, self.memory, self._view[key], self._base)

@@ -32,6 +32,10 @@ def before(name: str) -> bool:
     return not since(name)
 
 
+# Source that is newer than F's skips a V2 launch which it has made before. No release is known to have it.
+STEP_PROLOGUE_TRIM = since("F") and bool(os.environ.get("STANDIN_STEP_PROLOGUE_TRIM"))
+
+
 # Files that upstream did not have, or had elsewhere.
 _EXISTS = {
     "_torch.attention": since("F"),
@@ -47,6 +51,7 @@ _EXISTS = {
     "_torch.pyexecutor.kv_cache_connector": before("C"),
     "_torch.pyexecutor.kv_cache_manager_v2": since("B2") and before("D"),
     "_torch.pyexecutor.scheduler_v2": since("B"),
+    "_torch.pyexecutor.step_prologue_trim": STEP_PROLOGUE_TRIM,
     "bindings.internal.batch_manager.kv_cache_manager_v2_utils": since("B"),
     "llmapi.rlhf_utils": since("B"),
     "runtime.kv_cache_manager_v2": since("B"),

@@ -1,15 +1,22 @@
-"""The V2 manager has settled here (surface 2.1). It still ships from the live table (surface 2.4)."""
+"""The V2 manager has settled here (surface 2.1). It still ships from the live table (surface 2.4).
+
+Nobody has read how the manager asks upstream's filter of equal copies. What it compares and when it records follows the
+description that the filter gives of itself.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ...._standin.tensors import tensors
 from ...._standin.v2.common import KVCacheManagerV2Common
-from ...._standin.variant import since
+from ...._standin.variant import STEP_PROLOGUE_TRIM, since
 from ....bindings.internal.batch_manager.kv_cache_manager_v2_utils import (
     IndexMapper,
     copy_batch_block_offsets_to_device,
 )
+
+if STEP_PROLOGUE_TRIM:
+    from ..step_prologue_trim import GLOBAL_COPY_FILTER
 
 __all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_device"]
 
@@ -46,6 +53,9 @@ class KVCacheManagerV2(KVCacheManagerV2Common):
         if self._use_per_layer_page_tables:
             self._copy_batch_block_offsets_per_layer(dst_tensor, request_ids, copy_idx, num_contexts, num_seqs)
             return
+        payload = self.host_kv_cache_block_offsets.numpy()[:, copy_idx.numpy(), 0] if STEP_PROLOGUE_TRIM else None
+        if payload is not None and GLOBAL_COPY_FILTER.unchanged(dst_tensor, payload):
+            return
         copy_batch_block_offsets_to_device(
             self.host_kv_cache_block_offsets,
             dst_tensor,
@@ -54,6 +64,8 @@ class KVCacheManagerV2(KVCacheManagerV2Common):
             self.kv_offset,
             self._stream.cuda_stream,
         )
+        if payload is not None:
+            GLOBAL_COPY_FILTER.record(dst_tensor, payload)
 
     def _copy_batch_block_offsets_per_layer(
         self, dst_tensor: Any, request_ids: Sequence[int], copy_idx: Any, num_contexts: int, num_seqs: int

@@ -1,0 +1,189 @@
+"""Source that is newer than any variant of the stand-in skips a V2 launch whose rows it has shipped before (H10)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+from unittest.mock import Mock, patch
+
+import pytest
+
+from tests.executor.test_block_offsets_v2 import V2, Bench
+from tests.fixes.applied import applied, only, standing_in
+from tests.standin.serving import Server
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import STEP_PROLOGUE_TRIM, CopyFilter
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import FIX
+from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.sections import FixSettings
+
+ID = "staged-offsets-v2"
+STEPS = 5  # with the table as it was
+
+
+class Steps(Bench):
+    """Two requests that generate, and a second batch that overwrites the copy index while a launch is pending."""
+
+    def __init__(self) -> None:
+        super().__init__(V2)
+        for request_id in range(4):
+            self.add(request_id, 9 + request_id)
+
+    def step(self) -> bool:
+        """Whether attention of this step reads its requests' pages."""
+        return self.arrived(0, self.ship(0, [0, 1]))
+
+    def torn(self) -> bool:
+        """The same for a step whose launch is pending when the next writer comes."""
+        return self.two_calls_while_held()[0]
+
+    def grow(self) -> None:
+        """A request comes to its next block, so the table changes."""
+        cache: Any = self.manager.kv_cache_map[0]
+        cache.resize(cache.capacity + self.manager.tokens_per_block)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    monkeypatch.setenv("STANDIN_STEP_PROLOGUE_TRIM", "1")
+    with standing_in("F"):
+        made = Steps()
+        yield made
+        made.server.close()
+
+
+@pytest.fixture(params=["snapshot", "early_copy"])
+def apply(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    registry = Registry(ALL)
+
+    def now() -> None:
+        settings = only(ID, tuning=FixSettings(staging_mode=request.param))
+        assert registry.apply(settings, Upstream(), at_last=True).applied == (ID,)
+
+    yield now
+    assert registry.revert() == []
+
+
+@contextmanager
+def counted() -> Iterator[Mock]:
+    """The manager's calls of its kernel."""
+    module = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2")
+    name = "copy_batch_block_offsets_to_device"
+    with patch.object(module, name, Mock(wraps=getattr(module, name))) as launch:
+        yield launch
+
+
+def test_without_the_trim_a_torn_launch_is_mended_by_the_next_step() -> None:
+    with standing_in("F"):
+        steps = Steps()
+        assert not steps.torn()
+        assert all(steps.step() for _ in range(STEPS))
+        steps.server.close()
+
+
+def test_with_the_trim_it_stays_until_the_table_changes(steps: Steps) -> None:
+    assert not steps.torn()
+    assert not any(steps.step() for _ in range(STEPS))
+    steps.grow()
+    assert steps.step()
+
+
+def test_with_the_fix_no_launch_is_torn_and_equal_ones_are_still_skipped(
+    steps: Steps, apply: Callable[[], None]
+) -> None:
+    apply()
+    with counted() as launch:
+        assert steps.torn()
+        assert all(steps.step() for _ in range(STEPS))
+        assert launch.call_count == 2, "one of each batch"
+        steps.grow()
+        assert steps.step() and launch.call_count == 3
+
+
+def test_what_was_recorded_before_the_fix_came_is_not_trusted(steps: Steps, apply: Callable[[], None]) -> None:
+    assert not steps.torn()
+    assert not steps.step()
+    apply()
+    assert all(steps.step() for _ in range(STEPS))
+
+
+def test_a_fix_that_comes_a_second_time_trusts_no_more_than_the_first_time(
+    steps: Steps, apply: Callable[[], None]
+) -> None:
+    first = Registry(ALL)
+    first.apply(only(ID), Upstream(), at_last=True)
+    assert steps.step()
+    first.revert()
+    steps.grow()
+    assert not steps.torn()
+    apply()
+    assert steps.step()
+
+
+def test_a_filter_that_cannot_forget_ends_nothing(
+    steps: Steps, apply: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CopyFilter, "forget", lambda *_: 1 / 0)
+    apply()
+    assert steps.step()
+
+
+@pytest.mark.parametrize("on", [False, True], ids=["off", "on"])
+def test_a_server_that_skips_launches_is_right_with_the_fix_alone(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's own waits cover the target's launches, and not the draft's."""
+    monkeypatch.setenv("STANDIN_STEP_PROLOGUE_TRIM", "1")
+    with standing_in("F"), applied([ID]) if on else nullcontext():
+        server = Server({**V2, "speculative_config": {}})
+        with server.stall(draft=True) as stall:
+            server.serve(server.workload(24))
+        assert server.witness.corruptions == [] and server.draft_witness is not None
+        wrong = {corruption.step for corruption in server.draft_witness.corrupt("block offsets")}
+        assert not wrong if on else len(wrong) > stall.held / 2
+        server.close()
+
+
+def test_the_stand_in_has_no_trim_unless_it_is_asked_for() -> None:
+    with standing_in("F"), pytest.raises(ModuleNotFoundError):
+        import_module(STEP_PROLOGUE_TRIM)
+
+
+copy_batch_block_offsets_to_device: Any = None  # the probe reads these sources, and nobody calls them
+
+
+def gathers_to_compare(self: Any, dst: Any, ids: Any, beams: int, contexts: int, count: int) -> None:
+    index = self.index_mapper.get_copy_index(ids, contexts, beams)
+    self.index_mapper.gather_k_block_offsets(self.host_kv_cache_block_offsets, self._payload, ids, count)
+    copy_batch_block_offsets_to_device(
+        self.host_kv_cache_block_offsets, dst, index, self.index_scales, self.kv_offset, self._stream.cuda_stream
+    )
+
+
+def gathers_to_launch(self: Any, dst: Any, ids: Any, beams: int, contexts: int, count: int) -> None:
+    index = self.index_mapper.get_copy_index(ids, contexts, beams)
+    self.index_mapper.gather_k_block_offsets(self.host_kv_cache_block_offsets, self._rows, ids, count)
+    copy_batch_block_offsets_to_device(
+        self._rows, dst, index, self.index_scales, self.kv_offset, self._stream.cuda_stream
+    )
+
+
+def gathers_and_launches_something_else(self: Any, dst: Any, ids: Any, beams: int, contexts: int, count: int) -> None:
+    index, table = self.index_mapper.get_copy_index(ids, contexts, beams), self.host_kv_cache_block_offsets
+    self.index_mapper.gather_k_block_offsets(table, self._payload, ids, count)
+    copy_batch_block_offsets_to_device(table, dst, index, self.index_scales, self.kv_offset, self._stream.cuda_stream)
+
+
+@pytest.mark.parametrize(
+    ("copy", "state"),
+    [
+        (gathers_to_compare, State.NEEDED),
+        (gathers_to_launch, State.FIXED_UPSTREAM),
+        (gathers_and_launches_something_else, State.UNKNOWN),
+    ],
+)
+def test_rows_that_are_gathered_to_be_compared_are_no_repair(copy: Callable[..., None], state: State) -> None:
+    with standing_in("F"):
+        manager = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
+        with patch.object(manager, "copy_batch_block_offsets", copy):
+            assert FIX.probe(Upstream()).state is state
