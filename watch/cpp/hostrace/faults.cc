@@ -47,7 +47,7 @@ void set_mask(ucontext_t& context, std::uint64_t mask) { std::memcpy(&context.uc
 void end_step(Thread& thread, ucontext_t& context) {
     if (Watcher* watch = watcher()) {
         for (std::size_t at = 0; at < thread.steps; ++at) {
-            watch->guard.close(thread.stepping[at]);
+            watch->guard.close({thread.stepping[at]});
         }
     }
     thread.steps = 0;
@@ -61,7 +61,7 @@ void begin_step(Thread& thread, const Opening& opening, ucontext_t& context) {
         set_mask(context, ~kFaults);  // nothing else runs while the page is open
         context.uc_mcontext.gregs[REG_EFL] |= kTrapFlag;
     }
-    thread.stepping[thread.steps++] = opening;
+    thread.stepping[thread.steps++] = opening.pages;
 }
 
 // Faults that find nothing in the way follow one another closely only where the fault is the program's own.

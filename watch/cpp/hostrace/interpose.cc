@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 
@@ -69,25 +70,39 @@ class Settled {
     Settled(const Settled&) = delete;
     Settled& operator=(const Settled&) = delete;
     ~Settled() {
-        Watcher* watch = watcher();
+        Watcher* watch = count_ == 0 ? nullptr : watcher();
+        const int errno_of_the_call = errno;
         for (std::size_t at = 0; at < count_ && watch != nullptr; ++at) {
             watch->guard.close(openings_[at]);
         }
+        errno = errno_of_the_call;
     }
 
   private:
     void settle(const char* how, Access access, const iovec* parts, ssize_t count) {
         Watcher* watch = watcher();
-        if (watch == nullptr || watch->guard.idle() || parts == nullptr) {
+        if (watch == nullptr || parts == nullptr) {
             return;
         }
-        for (const iovec* part = parts; part < parts + count && count_ < openings_.size(); ++part) {
+        for (const iovec* part = parts; part < parts + count; ++part) {
             const auto begin = reinterpret_cast<std::uintptr_t>(part->iov_base);
             const Opening opening = watch->settle(begin, part->iov_len, access, how);
             if (!opening.empty()) {
-                openings_[count_++] = opening;
+                keep(*watch, opening);
             }
         }
+    }
+
+    // The last place is for all pages: for the parts that find no other.
+    void keep(Watcher& watch, const Opening& opening) {
+        if (count_ + 1 < openings_.size()) {
+            openings_[count_++] = opening;
+            return;
+        }
+        if (count_ < openings_.size()) {
+            openings_[count_++] = watch.guard.open_all_for_now();
+        }
+        watch.guard.close(opening);
     }
 
     std::array<Opening, 16> openings_{};
@@ -205,7 +220,8 @@ HOSTRACE_SETTLED(ssize_t, recvfrom,
                  (int socket, void* to, size_t bytes, int flags, sockaddr* address, socklen_t* length),
                  (socket, to, bytes, flags, address, length), write, to, bytes)
 HOSTRACE_SETTLED(ssize_t, recvmsg, (int socket, msghdr* message, int flags), (socket, message, flags), write,
-                 message->msg_iov, static_cast<ssize_t>(message->msg_iovlen))
+                 message == nullptr ? nullptr : message->msg_iov,
+                 message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
 HOSTRACE_SETTLED(size_t, fread, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file), write, to,
                  (size * count))
 HOSTRACE_SETTLED(ssize_t, getrandom, (void* to, size_t bytes, unsigned flags), (to, bytes, flags), write, to, bytes)
@@ -221,6 +237,7 @@ HOSTRACE_SETTLED(ssize_t, sendto,
                  (int socket, const void* from, size_t bytes, int flags, const sockaddr* address, socklen_t length),
                  (socket, from, bytes, flags, address, length), read, from, bytes)
 HOSTRACE_SETTLED(ssize_t, sendmsg, (int socket, const msghdr* message, int flags), (socket, message, flags), read,
-                 message->msg_iov, static_cast<ssize_t>(message->msg_iovlen))
+                 message == nullptr ? nullptr : message->msg_iov,
+                 message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
 HOSTRACE_SETTLED(size_t, fwrite, (const void* from, size_t size, size_t count, FILE* file), (from, size, count, file),
                  read, from, (size * count))

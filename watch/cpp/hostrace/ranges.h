@@ -57,6 +57,17 @@ class Ranges {
                (granules_[granule / 64].load(std::memory_order_relaxed) >> granule % 64 & 1U) != 0;
     }
 
+    // The same of any of the bytes.
+    bool near(std::uintptr_t begin, std::size_t bytes) const {
+        const std::uintptr_t last = std::min(begin + std::min(bytes - 1, ~begin), kGranules * kGranule - 1);
+        for (std::uintptr_t at = begin; at / kGranule <= last / kGranule; at += kGranule) {
+            if (near(at)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
   private:
     // The driver gives device memory and host memory out in pieces of this size.
     static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;

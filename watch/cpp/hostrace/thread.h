@@ -15,7 +15,7 @@ struct Thread {
     void* parent_python = nullptr;  // and its Python state, null where it had none
     bool inside = false;            // in a callback of ours: calls of the driver are our own
     // Pages that are open for the instruction which is being stepped over.
-    std::array<Opening, 8> stepping{};
+    std::array<Span, 8> stepping{};
     std::size_t steps = 0;
     std::uint64_t mask = 0;  // the program's signal mask, as the kernel keeps it
     // Touches in a row that found nothing in the way.

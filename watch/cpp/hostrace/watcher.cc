@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <ctime>
 
+#include <algorithm>
 #include <atomic>
 
 #include "hostrace/thread.h"
@@ -64,11 +65,12 @@ void Watcher::raced(const Race& race) {
 }
 
 Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how) {
-    if (guard.idle() || bytes == 0) {
+    if (bytes == 0 || !ranges.near(begin, bytes)) {
         return {};
     }
+    bytes = std::min(bytes, ~begin - Guard::kPage);
     for (;;) {
-        const Verdict verdict = guard.touch(begin, bytes, access);
+        const Verdict verdict = guard.settle(begin, bytes, access);
         if (verdict.answer != Answer::race) {
             return verdict.opening;
         }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <vector>
 
 #include "fake_pages.h"
 
@@ -80,6 +81,52 @@ TEST_F(GuardTest, AUseThatComesWhileAPageIsOpenIsProtectedBehindTheStep) {
     EXPECT_EQ(pages_.of(kBase), Protection::open);
     guard_->close(verdict.opening);
     EXPECT_EQ(pages_.of(kBase), Protection::closed);
+}
+
+TEST_F(GuardTest, ACallOfTheKernelKeepsItsPagesOpenForWhatIsEnqueuedMeanwhile) {
+    const Verdict waits = guard_->settle(kBase + 1000, 64, Access::write);
+    ASSERT_EQ(waits.answer, Answer::step);
+    ASSERT_TRUE(guard_->add(use(kBase, 256, true)));
+    EXPECT_EQ(pages_.of(kBase), Protection::open);
+    guard_->close(waits.opening);
+    EXPECT_EQ(pages_.of(kBase), Protection::closed);
+}
+
+TEST_F(GuardTest, ACallThatReadsLeavesWhatTheDeviceReadsProtected) {
+    const Verdict waits = guard_->settle(kBase + 1000, 64, Access::read);
+    ASSERT_TRUE(guard_->add(use(kBase, 256, false)));
+    ASSERT_TRUE(guard_->add(use(kBase + 256, 256, true)));
+    EXPECT_EQ(pages_.of(kBase), Protection::read_only);
+    guard_->close(waits.opening);
+    EXPECT_EQ(pages_.of(kBase), Protection::closed);
+}
+
+TEST_F(GuardTest, ACallIntoWhatIsInFlightIsARace) {
+    ASSERT_TRUE(guard_->add(use(kBase, 256, false)));
+    EXPECT_EQ(guard_->settle(kBase + 128, 64, Access::write).answer, Answer::race);
+    EXPECT_TRUE(pages_.all_open());
+}
+
+TEST_F(GuardTest, PagesThatNoUseHasAreTheProgramsWhateverACallOpens) {
+    ASSERT_TRUE(guard_->add(use(kBase + 2 * kPage, 64, true)));
+    const int before = pages_.calls;
+    const Verdict call = guard_->settle(kBase, 2 * kPage, Access::write);
+    guard_->close(call.opening);
+    EXPECT_EQ(pages_.calls, before);
+}
+
+TEST_F(GuardTest, MoreCallsThanThereIsRoomForOpenEverything) {
+    std::vector<Opening> openings;
+    for (std::size_t at = 0; at < Guard::kOpeningsMax + 2; ++at) {
+        openings.push_back(guard_->settle(kBase + at * kPage, 64, Access::write).opening);
+    }
+    ASSERT_TRUE(guard_->add(use(kBase + 500 * kPage, 64, true)));
+    EXPECT_TRUE(pages_.all_open());
+    guard_->close(openings.back());
+    openings.pop_back();
+    EXPECT_TRUE(pages_.all_open());
+    guard_->close(openings.back());
+    EXPECT_EQ(pages_.of(kBase + 500 * kPage), Protection::closed);
 }
 
 TEST_F(GuardTest, BetweenTheRowsOfACopyIsNoRace) {
