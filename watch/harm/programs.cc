@@ -195,26 +195,22 @@ PROGRAM(blocked_write) {
 
 // Threads copy, each in a buffer of its own, while the process ends.
 PROGRAM(exit_while_threads_copy) {
-    Cuda cuda;
-    std::atomic<int> running{0};
-    for (int number = 0; number < 4; ++number) {
-        std::thread([&cuda, &running] {
-            char* buffer = cuda.pinned(16 * kPage);
-            ++running;
-            for (;;) {
-                cuda.send(buffer, 16 * kPage);
-                cuda.wait();
-                std::memset(buffer, 1, 16 * kPage);
+    static Cuda cuda;
+    static std::atomic<int> copies{0};
+    for (int number = 0; number < 8; ++number) {
+        std::thread([] {
+            char* buffer = cuda.pinned(kPage);
+            void* stream = nullptr;
+            call("cuStreamCreate", &stream, 1U);
+            for (;; ++copies) {
+                call("cuMemcpyHtoDAsync_v2", cuda.memory, buffer, kPage, stream);
+                call("cuStreamSynchronize", stream);
+                *buffer = 1;
             }
         }).detach();
     }
-    while (running < 4) {
+    while (copies < 100) {
         sched_yield();
-    }
-    const char* own = cuda.pinned(kPage);
-    for (int round = 0; round < 200; ++round) {
-        cuda.send(own, 8);
-        cuda.wait();
     }
     std::printf("done\n");
     std::exit(0);

@@ -25,6 +25,7 @@ CASES = [
     "blocked_write",
     "children_of_every_kind",
     "crash",
+    "exit_while_threads_copy",
     "fails_with_what_the_kernel_says",
     "fault_in_memory_that_the_program_protects",
     "fault_that_the_program_mends",

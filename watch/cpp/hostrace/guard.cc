@@ -139,6 +139,9 @@ std::size_t Guard::remove(Gone gone) {
 
 bool Guard::add(Use use) {
     const std::lock_guard<OwnedLock> held(lock_);
+    if (ended()) {
+        return false;
+    }
     if (uses_.load(std::memory_order_relaxed) == kUsesMax) {
         retire_locked();
     }
@@ -341,14 +344,18 @@ void Guard::forget_context(const void* context) {
     remove([&](const Span&, const Use& use) { return context == nullptr || use.context == context; });
 }
 
-void Guard::open_all() { forget_context(nullptr); }
+void Guard::end() {
+    const std::lock_guard<OwnedLock> held(lock_);
+    ended_.store(true, std::memory_order_relaxed);
+    remove([](const Span&, const Use&) { return true; });
+}
 
-void Guard::open_all_in_child() {
+void Guard::end_in_child() {
     lock_.unlock();  // whoever had it is not here
     openings_ = {};
     openings_end_ = 0;
     all_open_ = 0;
-    open_all();
+    end();
 }
 
 }  // namespace hostrace

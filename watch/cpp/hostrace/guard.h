@@ -73,9 +73,11 @@ class Guard {
     // Give back the pages of everything that has ended.
     void retire();
     void forget_context(const void* context);
-    // Give everything back for good, in a process that ends; and in a forked child, where nobody else runs.
-    void open_all();
-    void open_all_in_child();
+    // Give everything back for good, and take nothing any more: in a process that ends, while its threads run on; and in
+    // a forked child, where nobody else runs. A touch that faulted before is told to try again.
+    void end();
+    void end_in_child();
+    bool ended() const { return ended_.load(std::memory_order_relaxed); }
 
     bool locked_by_me() const { return lock_.mine(); }
     bool idle() const { return uses_.load(std::memory_order_relaxed) == 0; }
@@ -121,6 +123,7 @@ class Guard {
     std::array<Opening, kOpeningsMax> openings_{};
     std::size_t openings_end_ = 0;  // behind the last one that is in use
     std::size_t all_open_ = 0;      // openings of every page
+    std::atomic<bool> ended_{false};
 };
 
 }  // namespace hostrace

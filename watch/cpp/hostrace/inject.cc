@@ -54,7 +54,8 @@ struct Cupti {
 };
 
 void on_call(void* /*user*/, int domain, std::uint32_t id, const void* data) {
-    if (domain == cupti::kDriverDomain && watcher() != nullptr) {
+    const Watcher* watch = domain == cupti::kDriverDomain ? watcher() : nullptr;
+    if (watch != nullptr && !watch->guard.ended()) {
         calls->on_call(id, *static_cast<const cupti::CallbackData*>(data));
     }
 }
@@ -63,14 +64,14 @@ void in_child() {
     if (Watcher* watch = watcher()) {
         set_watcher(nullptr);
         watch->report.close_in_child();
-        watch->guard.open_all_in_child();
+        watch->guard.end_in_child();
     }
 }
 
+// Other threads run on, some of them in the middle of a callback of ours, or in a fault: the watcher stays.
 void at_end() {
     if (Watcher* watch = watcher()) {
-        watch->guard.open_all();
-        set_watcher(nullptr);
+        watch->guard.end();
     }
 }
 

@@ -256,10 +256,20 @@ TEST_F(GuardTest, MemoryOfOthersIsForeign) {
     EXPECT_EQ(guard_->touch(kBase + 100 * kPage, 1, Access::write).answer, Answer::foreign);
 }
 
+// A thread may be in the middle of a call when the process begins to end, and another in a fault.
+TEST_F(GuardTest, WhatEndsTakesNoUseAnyMore) {
+    ASSERT_TRUE(guard_->add(use(kBase, 64, true)));
+    guard_->end();
+    EXPECT_FALSE(guard_->add(use(kBase + kPage, 64, true)));
+    EXPECT_TRUE(pages_.all_open());
+    EXPECT_EQ(counts_.dropped.load(), 0U);
+    EXPECT_EQ(guard_->touch(kBase, 1, Access::write).answer, Answer::nothing);
+}
+
 TEST_F(GuardTest, AForkedChildFindsEverythingOpen) {
     ASSERT_TRUE(guard_->add(use(kBase, 64, true)));
     static_cast<void>(guard_->touch(kBase + 100, 1, Access::write));
-    guard_->open_all_in_child();
+    guard_->end_in_child();
     EXPECT_TRUE(pages_.all_open());
     EXPECT_TRUE(guard_->idle());
 }
