@@ -109,32 +109,67 @@ class Settled {
     std::size_t count_ = 0;
 };
 
-void unblock(sigset_t& set) {
-    sigdelset(&set, SIGSEGV);
-    sigdelset(&set, SIGTRAP);
-}
+// A thread with these blocked would be killed by its first touch, and a copy may begin at any time: they are open from
+// the start, and the program is told what it asked for.
+class Masked {
+  public:
+    explicit Masked(const sigset_t* set) {
+        if (set != nullptr) {
+            ours_ = *set;
+            for (const int signal : {SIGSEGV, SIGTRAP}) {
+                bits |= sigismember(&ours_, signal) == 1 ? bit_of(signal) : 0;
+                sigdelset(&ours_, signal);
+            }
+            given = &ours_;
+        }
+    }
+    static void tell(sigset_t* set, std::uint64_t bits) {
+        for (const int signal : {SIGSEGV, SIGTRAP}) {
+            if (set != nullptr && (bits & bit_of(signal)) != 0) {
+                sigaddset(set, signal);
+            }
+        }
+    }
+
+    const sigset_t* given = nullptr;  // what the kernel gets
+    std::uint64_t bits = 0;           // what was taken out of it
+
+  private:
+    sigset_t ours_{};
+};
 
 template <typename F>
 int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
-    if (set == nullptr || how == SIG_UNBLOCK || !is_ours(SIGSEGV)) {
-        return next(how, set, before);
+    Thread& thread = self();
+    const std::uint64_t was = thread.blocked;
+    const Masked mask(set);
+    const int result = next(how, mask.given, before);
+    if (result != 0) {
+        return result;
     }
-    sigset_t ours = *set;
-    unblock(ours);
-    return next(how, &ours, before);
+    Masked::tell(before, was);
+    if (set != nullptr) {
+        thread.blocked = how == SIG_UNBLOCK ? was & ~mask.bits : mask.bits | (how == SIG_BLOCK ? was : 0);
+    }
+    return result;
 }
+
+// What each handler's mask would block besides.
+std::array<std::atomic<std::uint64_t>, NSIG> blocked_in_handlers{};
 
 struct Start {
     void* (*routine)(void*);
     void* argument;
     int parent;
     void* parent_python;
+    std::uint64_t blocked;
 };
 
 void* started(void* raw) {
     auto* given = static_cast<Start*>(raw);
     const Start start = *given;
     delete given;
+    self().blocked |= start.blocked;
     self().parent = start.parent;
     self().parent_python = start.parent_python;
     return start.routine(start.argument);
@@ -154,12 +189,25 @@ HOSTRACE_EXPORT int sigaction(int signal, const struct sigaction* action, struct
     if (is_ours(signal)) {
         return program_sigaction(signal, action, before);
     }
-    if (action == nullptr || !is_ours(SIGSEGV)) {
+    if (signal <= 0 || signal >= NSIG) {
         return next_sigaction(signal, action, before);
     }
-    struct sigaction ours = *action;
-    unblock(ours.sa_mask);
-    return next_sigaction(signal, &ours, before);
+    struct sigaction ours{};
+    std::uint64_t bits = 0;
+    if (action != nullptr) {
+        const Masked mask(&action->sa_mask);
+        ours = *action;
+        ours.sa_mask = *mask.given;
+        bits = mask.bits;
+    }
+    std::atomic<std::uint64_t>& blocked = blocked_in_handlers[static_cast<std::size_t>(signal)];
+    const std::uint64_t was = blocked.load(std::memory_order_relaxed);
+    const int result = next_sigaction(signal, action == nullptr ? nullptr : &ours, before);
+    if (result == 0) {
+        Masked::tell(before == nullptr ? nullptr : &before->sa_mask, was);
+        blocked.store(action == nullptr ? was : bits, std::memory_order_relaxed);
+    }
+    return result;
 }
 
 HOSTRACE_EXPORT sighandler_t signal(int number, sighandler_t handler) noexcept {
@@ -178,20 +226,32 @@ HOSTRACE_EXPORT int sigprocmask(int how, const sigset_t* set, sigset_t* before) 
     return masked(next_sigprocmask, how, set, before);
 }
 
+HOSTRACE_EXPORT int sigsuspend(const sigset_t* set) {
+    static constinit Next<decltype(::sigsuspend)> next("sigsuspend");
+    return next(Masked(set).given);
+}
+
 HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*routine)(void*),
                                    void* argument) noexcept {
-    Watcher* watch = watcher();
-    auto* start = watch == nullptr ? nullptr : new (std::nothrow) Start{routine, argument, self().id, nullptr};
+    auto* start = new (std::nothrow) Start{routine, argument, self().id, nullptr, self().blocked};
     if (start == nullptr) {
         return next_pthread_create(thread, attributes, routine, argument);
     }
-    start->parent_python = watch->stacks.python.state();
+    if (Watcher* watch = watcher()) {
+        start->parent_python = watch->stacks.python.state();
+    }
     const int result = next_pthread_create(thread, attributes, started, static_cast<void*>(start));
     if (result != 0) {
         delete start;
     }
     return result;
 }
+
+namespace {
+
+[[gnu::constructor]] void free_the_first_thread() { static_cast<void>(self()); }
+
+}  // namespace
 
 // The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how.
 #define HOSTRACE_SETTLED(result, name, parameters, arguments, access, ...) \

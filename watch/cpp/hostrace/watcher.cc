@@ -2,6 +2,7 @@
 
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <csignal>
 #include <ctime>
 
 #include <algorithm>
@@ -27,6 +28,10 @@ Thread& self() {
     [[gnu::tls_model("initial-exec")]] static thread_local Thread thread;
     if (thread.id == 0) {
         thread.id = static_cast<int>(syscall(SYS_gettid));
+        std::uint64_t before = 0;
+        const std::uint64_t ours = bit_of(SIGSEGV) | bit_of(SIGTRAP);
+        syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &ours, &before, sizeof ours);
+        thread.blocked = before & ours;
     }
     return thread;
 }
