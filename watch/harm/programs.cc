@@ -465,16 +465,6 @@ void calls_into(char* page) {
     part->iov_len = 4;
     say("sendmmsg", sendmmsg(pair.ends[1], message, 1, 0));
     say("recvmsg", recvmsg(pair.ends[0], &message->msg_hdr, 0));
-    auto* const request = reinterpret_cast<aiocb*>(at);
-    *request = {};
-    request->aio_fildes = open("/proc/self/exe", O_RDONLY);
-    request->aio_buf = at + 512;
-    request->aio_nbytes = 64;
-    say("aio_read", aio_read(request));
-    while (aio_error(request) == EINPROGRESS) {
-        sched_yield();
-    }
-    say("aio_return", aio_return(request));
     FILE* const file = fopen("/proc/self/exe", "r");
     setvbuf(file, nullptr, _IONBF, 0);
     say("fread_unlocked", static_cast<long>(fread_unlocked(at, 1, 64, file)));
@@ -510,6 +500,17 @@ void calls_into(char* page) {
 PROGRAM(calls_beside_registered_memory) {
     Shared shared;
     calls_into(shared.page);
+    char* const at = shared.page + 128;
+    auto* const request = reinterpret_cast<aiocb*>(at);
+    *request = {};
+    request->aio_fildes = open("/proc/self/exe", O_RDONLY);
+    request->aio_buf = at + 512;
+    request->aio_nbytes = 64;
+    say("aio_read", aio_read(request));
+    while (aio_error(request) == EINPROGRESS) {
+        sched_yield();
+    }
+    say("aio_return", aio_return(request));
     return 0;
 }
 PROGRAM(calls_beside_pinned_memory) {

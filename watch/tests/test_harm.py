@@ -16,19 +16,23 @@ from watch.tests.conftest import ROOT, compiler
 SOURCE = ROOT / "watch/harm/programs.cc"
 TIMES = 3
 CASES = [
+    "blocked_epoll_wait",
     "blocked_fread",
+    "blocked_poll",
     "blocked_read",
     "blocked_readv",
     "blocked_recv",
     "blocked_recv_of_a_datagram",
     "blocked_recvmsg",
     "blocked_write",
+    "calls_beside_pinned_memory",
     "children_of_every_kind",
     "crash",
     "exit_while_threads_copy",
     "fails_with_what_the_kernel_says",
     "fault_in_memory_that_the_program_protects",
     "fault_that_the_program_mends",
+    "files_from_pinned_memory",
     "interrupts_that_touch_neighbours",
     "many_threads_that_wait",
     "mask_that_is_asked_for",

@@ -15,6 +15,7 @@
 
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
+#include "hostrace/masked.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
 
@@ -25,35 +26,6 @@ HOSTRACE_NEXT(sigaction);
 HOSTRACE_NEXT(pthread_sigmask);
 HOSTRACE_NEXT(sigprocmask);
 HOSTRACE_NEXT(pthread_create);
-
-// A thread with these blocked would be killed by its first touch, and a copy may begin at any time: they are open from
-// the start, and the program is told what it asked for.
-class Masked {
-  public:
-    explicit Masked(const sigset_t* set) {
-        if (set != nullptr) {
-            ours_ = *set;
-            for (const int signal : {SIGSEGV, SIGTRAP}) {
-                bits |= sigismember(&ours_, signal) == 1 ? bit_of(signal) : 0;
-                sigdelset(&ours_, signal);
-            }
-            given = &ours_;
-        }
-    }
-    static void tell(sigset_t* set, std::uint64_t bits) {
-        for (const int signal : {SIGSEGV, SIGTRAP}) {
-            if (set != nullptr && (bits & bit_of(signal)) != 0) {
-                sigaddset(set, signal);
-            }
-        }
-    }
-
-    const sigset_t* given = nullptr;  // what the kernel gets
-    std::uint64_t bits = 0;           // what was taken out of it
-
-  private:
-    sigset_t ours_{};
-};
 
 template <typename F>
 int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
@@ -141,11 +113,6 @@ HOSTRACE_EXPORT int pthread_sigmask(int how, const sigset_t* set, sigset_t* befo
 
 HOSTRACE_EXPORT int sigprocmask(int how, const sigset_t* set, sigset_t* before) noexcept {
     return masked(next_sigprocmask, how, set, before);
-}
-
-HOSTRACE_EXPORT int sigsuspend(const sigset_t* set) {
-    static constinit Next<decltype(::sigsuspend)> next("sigsuspend");
-    return next(Masked(set).given);
 }
 
 HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*routine)(void*),

@@ -1,15 +1,23 @@
 // Functions of the C library by which the kernel reads or writes memory for the program. They are called through us where
-// the library is preloaded: a call into a protected page would fail with EFAULT, so it is a touch, settled first.
+// the library is preloaded, because a call into a protected page would fail with EFAULT. Those that take the program's
+// data are touches, settled first. Whatever else fails with EFAULT is called again with every page open: the program sees
+// the error only where it would without us.
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cstdio>
+#include <ctime>
 
 #include <array>
+#include <cstring>
 
 #include "hostrace/interpose.h"
+#include "hostrace/masked.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -65,17 +73,39 @@ class Settled {
     std::size_t count_ = 0;
 };
 
+// The call again, with every page open, where `refused` says that it failed with EFAULT.
+template <typename Call, typename Refused>
+auto again(Call call, Refused refused) {
+    auto result = call();
+    Watcher* watch = refused(result) ? watcher() : nullptr;
+    if (watch != nullptr) {
+        const Opening opening = watch->guard.open_all_for_now();
+        result = call();
+        const int errno_of_the_call = errno;
+        watch->guard.close(opening);
+        errno = errno_of_the_call;
+    }
+    return result;
+}
+
+// Functions give int or long: -1 is the same in the lower half of both.
+bool by_errno(long result) { return static_cast<int>(result) == -1 && errno == EFAULT; }
+bool by_null(long result) { return result == 0 && errno == EFAULT; }
+bool by_number(long result) { return static_cast<int>(result) == EFAULT; }
+
 }  // namespace
 }  // namespace hostrace
 
 using namespace hostrace;
 
-// The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how.
-#define HOSTRACE_SETTLED(result, name, parameters, arguments, access, ...) \
-    HOSTRACE_EXPORT result name parameters {                               \
-        static constinit Next<decltype(::name)> next(#name);               \
-        const Settled settled(#name, Access::access, __VA_ARGS__);         \
-        return next arguments;                                             \
+// The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how. Ours have
+// names of their own in C++: the C library's headers declare each in a way of its own, and some not at all.
+#define HOSTRACE_SETTLED(result, name, parameters, arguments, access, ...)                                           \
+    HOSTRACE_EXPORT result settled_##name parameters __asm__(#name);                                                 \
+    result settled_##name parameters {                                                                               \
+        static constinit Next<result parameters> next(#name);                                                        \
+        const Settled settled(#name, Access::access, __VA_ARGS__);                                                   \
+        return again([&] { return next arguments; }, [](auto given) { return by_errno(static_cast<long>(given)); }); \
     }
 
 HOSTRACE_SETTLED(ssize_t, read, (int file, void* to, size_t bytes), (file, to, bytes), write, to, bytes)
@@ -118,3 +148,73 @@ HOSTRACE_SETTLED(ssize_t, sendmsg, (int socket, const msghdr* message, int flags
                  message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
 HOSTRACE_SETTLED(size_t, fwrite, (const void* from, size_t size, size_t count, FILE* file), (from, size, count, file),
                  read, from, (size * count))
+HOSTRACE_SETTLED(size_t, fread_unlocked, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file),
+                 write, to, (size * count))
+HOSTRACE_SETTLED(size_t, fwrite_unlocked, (const void* from, size_t size, size_t count, FILE* file),
+                 (from, size, count, file), read, from, (size * count))
+HOSTRACE_SETTLED(int, fputs, (const char* from, FILE* file), (from, file), read, from, std::strlen(from))
+HOSTRACE_SETTLED(ssize_t, pwritev, (int file, const iovec* parts, int count, off_t at), (file, parts, count, at), read,
+                 parts, count)
+HOSTRACE_SETTLED(ssize_t, pwritev64, (int file, const iovec* parts, int count, off64_t at), (file, parts, count, at),
+                 read, parts, count)
+HOSTRACE_SETTLED(ssize_t, pwritev2, (int file, const iovec* parts, int count, off_t at, int flags),
+                 (file, parts, count, at, flags), read, parts, count)
+HOSTRACE_SETTLED(ssize_t, pwritev64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
+                 (file, parts, count, at, flags), read, parts, count)
+// What a fortified program calls instead.
+HOSTRACE_SETTLED(ssize_t, __read_chk, (int file, void* to, size_t bytes, size_t room), (file, to, bytes, room), write,
+                 to, bytes)
+HOSTRACE_SETTLED(ssize_t, __pread_chk, (int file, void* to, size_t bytes, off_t at, size_t room),
+                 (file, to, bytes, at, room), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, __pread64_chk, (int file, void* to, size_t bytes, off64_t at, size_t room),
+                 (file, to, bytes, at, room), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, __recv_chk, (int socket, void* to, size_t bytes, size_t room, int flags),
+                 (socket, to, bytes, room, flags), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, __recvfrom_chk,
+                 (int socket, void* to, size_t bytes, size_t room, int flags, sockaddr* address, socklen_t* length),
+                 (socket, to, bytes, room, flags, address, length), write, to, bytes)
+HOSTRACE_SETTLED(size_t, __fread_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
+                 (to, room, size, count, file), write, to, (size * count))
+HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
+                 (to, room, size, count, file), write, to, (size * count))
+
+// On x86-64 each of these takes its arguments in the same places, whatever and how many they are.
+#define HOSTRACE_AGAIN(name, refused)                                                                         \
+    HOSTRACE_EXPORT long again_##name(long a, long b, long c, long d, long e, long f, long g) __asm__(#name); \
+    long again_##name(long a, long b, long c, long d, long e, long f, long g) {                               \
+        static constinit Next<long(long, long, long, long, long, long, long)> next(#name);                    \
+        return again([&] { return next(a, b, c, d, e, f, g); }, refused);                                     \
+    }
+#define AGAIN(name) HOSTRACE_AGAIN(name, by_errno)
+#define NULL_AGAIN(name) HOSTRACE_AGAIN(name, by_null)
+#define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
+#include "hostrace/again.def"
+
+// The same for those that set a mask while they wait, with the two signals out of it (interpose.cc).
+HOSTRACE_EXPORT int masked_sigsuspend(const sigset_t* mask) __asm__("sigsuspend");
+int masked_sigsuspend(const sigset_t* mask) {
+    static constinit Next<int(const sigset_t*)> next("sigsuspend");
+    const Masked masked(mask);
+    return again([&] { return next(masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_ppoll(pollfd* files, nfds_t count, const timespec* time,
+                                 const sigset_t* mask) __asm__("ppoll");
+int masked_ppoll(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask) {
+    static constinit Next<int(pollfd*, nfds_t, const timespec*, const sigset_t*)> next("ppoll");
+    const Masked masked(mask);
+    return again([&] { return next(files, count, time, masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time,
+                                   const sigset_t* mask) __asm__("pselect");
+int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time, const sigset_t* mask) {
+    static constinit Next<int(int, fd_set*, fd_set*, fd_set*, const timespec*, const sigset_t*)> next("pselect");
+    const Masked masked(mask);
+    return again([&] { return next(end, reads, writes, others, time, masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_epoll_pwait(int set, epoll_event* events, int count, int ms,
+                                       const sigset_t* mask) __asm__("epoll_pwait");
+int masked_epoll_pwait(int set, epoll_event* events, int count, int ms, const sigset_t* mask) {
+    static constinit Next<int(int, epoll_event*, int, int, const sigset_t*)> next("epoll_pwait");
+    const Masked masked(mask);
+    return again([&] { return next(set, events, count, ms, masked.given); }, by_errno);
+}
