@@ -6,6 +6,11 @@
 namespace hostrace {
 namespace {
 
+Span shared(Span one, Span other) {
+    const Span both{std::max(one.begin, other.begin), std::min(one.end, other.end)};
+    return both.begin < both.end ? both : Span{};
+}
+
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
 }  // namespace
@@ -29,10 +34,6 @@ std::uintptr_t Shape::first_in(std::uintptr_t from, std::uintptr_t to) const {
     const std::uintptr_t next =
         row + 1 < rows ? begin + slice * slice_pitch + (row + 1) * pitch : begin + (slice + 1) * slice_pitch;
     return std::min(next, to);
-}
-
-Span Guard::pages_of(std::uintptr_t begin, std::uintptr_t end) {
-    return {begin & ~(kPage - 1), (end + kPage - 1) & ~(kPage - 1)};
 }
 
 bool Guard::nothing_in(Span span) const {
@@ -128,6 +129,9 @@ std::size_t Guard::remove(Gone gone) {
         while (++at != end && at->begin <= run.end) {
             run.end = std::max(run.end, at->end);
         }
+        if (run.empty()) {
+            continue;
+        }
         if (nothing_in(run) ? !pages_.protect(run.begin, run.end - run.begin, Protection::open)
                             : !apply(run, Scope::all)) {
             // A part of it is no longer mapped: the rest must not stay protected.
@@ -150,27 +154,33 @@ bool Guard::add(Use use) {
         count(counts_.dropped);
         return false;
     }
-    const Span span = pages_of(use.shape.begin, use.shape.end());
+    const Span bytes{use.shape.begin, use.shape.end()};
+    const Span span = shared(pages_around(bytes), use.whole);
     const bool alone = nothing_in(span);
     use.id = next_id_++;
     spans_[at] = span;
     list_[at] = use;
     // Before the pages change: who asks without the lock, or faults there, must not believe that nothing is ours.
     uses_.store(at + 1, std::memory_order_relaxed);
-    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), span.begin), std::memory_order_relaxed);
-    highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
-    if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, Scope::added))) {
+    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), pages_around(bytes).begin),
+                  std::memory_order_relaxed);
+    highest_.store(std::max(highest_.load(std::memory_order_relaxed), pages_around(bytes).end),
+                   std::memory_order_relaxed);
+    const bool bare = span.empty();
+    if (!bare &&
+        !(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, Scope::added))) {
         remove_id(use.id);
         count(counts_.dropped);
         return false;
     }
-    if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
+    if (!alone && !bare) {  // the same buffer again: the new use has taken the pages over as they were
         take_out([&](const Span& each, const Use& old) {
             const bool covered = span.begin <= each.begin && each.end <= span.end;
             return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
         });
     }
     count(counts_.guarded);
+    count(counts_.shared_pages, span == pages_around(bytes) ? 0 : 1);
     return true;
 }
 
@@ -194,16 +204,19 @@ bool Guard::open_for(const Opening& opening) {
 }
 
 Guard::Met Guard::meet(std::uintptr_t begin, std::uintptr_t end, Access access, Verdict& verdict) {
-    const Span span = pages_of(begin, end);
-    const auto here = [&](const Span& each) { return each.meets(span); };
+    const Span touched{begin, end};
+    const Span span = pages_around(touched);
+    const auto here = [&](const Span& each, const Use& use) {
+        return each.meets(span) || touched.meets({use.shape.begin, use.shape.end()});
+    };
     Met met;
-    met.ended = remove([&](const Span& each, const Use& use) { return here(each) && use.finished(); }) != 0;
+    met.ended = remove([&](const Span& each, const Use& use) { return here(each, use) && use.finished(); }) != 0;
     if (met.ended) {
         count(counts_.faults_stale);
     }
     for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
         const Use& use = list_[at];
-        if (!here(spans_[at]) || !use.forbids(access)) {
+        if (!here(spans_[at], use) || !use.forbids(access)) {
             continue;
         }
         met.neighbour = true;
@@ -228,7 +241,7 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
     }
     const std::lock_guard<OwnedLock> held(lock_);
     const Met met = meet(begin, begin + bytes, access, verdict);
-    const Opening opening{pages_of(begin, begin + bytes), Protection::open};
+    const Opening opening{pages_around({begin, begin + bytes}), Protection::open};
     if (verdict.answer == Answer::race) {
         return verdict;
     }
@@ -256,7 +269,7 @@ Verdict Guard::settle(std::uintptr_t begin, std::size_t bytes, Access access) {
     }
     count(counts_.steps, met.neighbour ? 1 : 0);
     verdict.answer = Answer::step;
-    verdict.opening = {pages_of(begin, begin + bytes),
+    verdict.opening = {pages_around({begin, begin + bytes}),
                        access == Access::read ? Protection::read_only : Protection::open};
     if (!open_for(verdict.opening)) {
         verdict.opening = open_all_locked();

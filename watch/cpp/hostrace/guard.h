@@ -51,7 +51,7 @@ class Guard {
   public:
     static constexpr std::size_t kUsesMax = 4096;
     static constexpr std::size_t kOpeningsMax = 128;
-    static constexpr std::uintptr_t kPage = 4096;
+    static constexpr std::uintptr_t kPage = kPageSize;
     static constexpr Span kEverything{0, ~std::uintptr_t{0}};
 
     // With `hold`, a use that was raced for stays guarded until release() is called for it.
@@ -90,7 +90,6 @@ class Guard {
     };
     // Which pages apply() changes: those of the added use that differ by it, those of uses, or those without one, too.
     enum class Scope : std::uint8_t { added, used, all };
-    static Span pages_of(std::uintptr_t begin, std::uintptr_t end);
     // A use that a touch meets: inside it, or in its pages.
     struct Met {
         bool ended = false;

@@ -129,6 +129,34 @@ TEST_F(GuardTest, MoreCallsThanThereIsRoomForOpenEverything) {
     EXPECT_EQ(pages_.of(kBase + 500 * kPage), Protection::closed);
 }
 
+TEST_F(GuardTest, PagesThatOthersHaveMemoryInAreNeverProtected) {
+    Use registered = use(kBase + 100, 3 * kPage, true);
+    registered.whole = pages_inside({registered.shape.begin, registered.shape.end()});
+    ASSERT_TRUE(guard_->add(registered));
+    EXPECT_EQ(pages_.of(kBase), Protection::open);
+    EXPECT_EQ(pages_.of(kBase + kPage), Protection::closed);
+    EXPECT_EQ(pages_.of(kBase + 2 * kPage), Protection::closed);
+    EXPECT_EQ(pages_.of(kBase + 3 * kPage), Protection::open);
+    EXPECT_EQ(counts_.shared_pages.load(), 1U);
+    finish_all();
+    guard_->retire();
+    EXPECT_TRUE(pages_.all_open());
+}
+
+// Nothing faults there, but what the C library is given is known.
+TEST_F(GuardTest, ACallIntoWhatIsNotProtectedIsARaceAllTheSame) {
+    Use registered = use(kBase + 100, 200, true);
+    registered.whole = pages_inside({registered.shape.begin, registered.shape.end()});
+    const int before = pages_.calls;
+    ASSERT_TRUE(guard_->add(registered));
+    const Verdict beside = guard_->settle(kBase, 100, Access::write);
+    EXPECT_EQ(beside.answer, Answer::step);
+    guard_->close(beside.opening);
+    EXPECT_EQ(guard_->settle(kBase + 299, 1, Access::read).answer, Answer::race);
+    EXPECT_EQ(pages_.calls, before);
+    EXPECT_TRUE(guard_->idle());
+}
+
 TEST_F(GuardTest, BetweenTheRowsOfACopyIsNoRace) {
     Use rows = use(kBase, 200, false);
     rows.shape.pitch = 320;

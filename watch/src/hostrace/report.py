@@ -11,6 +11,10 @@ VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
 UNSEEN = {
     "dropped": ("use", "could not be watched: too many at once, or their pages could not be protected"),
     "unwatched_streams": ("use", "could not be watched: the stream took no flag"),
+    "shared_pages": (
+        "use",
+        "could be watched in part only: registered memory shares pages with other memory, which are never protected",
+    ),
     "trimmed": ("kernel", "got more pinned memory than is watched of it (64 MiB from the address on)"),
     "pairs_lost": ("race", "found no room in the list"),
     "gave_up": ("time", "a held thread went on because the device did not finish in time"),
