@@ -20,8 +20,12 @@ namespace hostrace {
 
 class Kernels {
   public:
-    explicit Kernels(const Driver& driver) : driver_(driver) { pthread_key_create(&key_, std::free); }
-    ~Kernels() { pthread_key_delete(key_); }
+    explicit Kernels(const Driver& driver) : driver_(driver) { has_key_ = pthread_key_create(&key_, std::free) == 0; }
+    ~Kernels() {
+        if (has_key_) {
+            pthread_key_delete(key_);
+        }
+    }
     Kernels(const Kernels&) = delete;
     Kernels& operator=(const Kernels&) = delete;
 
@@ -100,6 +104,9 @@ class Kernels {
     // What this thread launched last costs no lock. Static TLS would be nearer, but there is little of it for a library
     // that the driver loads late.
     Recent* recent_of(cuda::Handle function) {
+        if (!has_key_) {
+            return nullptr;
+        }
         auto* recents = static_cast<Recent*>(pthread_getspecific(key_));
         if (recents == nullptr) {
             recents = static_cast<Recent*>(std::calloc(kRecents, sizeof(Recent)));
@@ -133,6 +140,7 @@ class Kernels {
 
     const Driver& driver_;
     pthread_key_t key_{};
+    bool has_key_ = false;
     std::mutex mutex_;
     // Functions share what is the same. It is never freed: a launch may still read what another thread forgets.
     std::set<Layout> distinct_;
