@@ -2,6 +2,7 @@
 
 `python -m watch.harm` compares any other program so, on a GPU as well."""
 
+import struct
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from hostrace import launch
-from hostrace.races import merged, read
+from hostrace.launch import library
+from hostrace.races import Watched, merged, read
 from watch.harm.compare import harm, outcome
 from watch.tests.conftest import ROOT, compiler
 
 SOURCE = ROOT / "watch/harm/programs.cc"
 TIMES = 3
+PT_TLS = 7
 CASES = [
     "blocked_epoll_wait",
     "blocked_fread",
@@ -54,23 +57,55 @@ CASES = [
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("harm") / "programs"
-    subprocess.run([compiler(), "-std=c++20", "-o", program, SOURCE, "-ldl", "-lpthread"], check=True)
+    subprocess.run([compiler(), "-std=c++20", "-o", str(program), str(SOURCE), "-ldl", "-lpthread"], check=True)
     return program
 
 
-def harmless(command: list[str], environ: Mapping[str, str], folder: Path) -> None:
-    watched = {**environ, **launch.variables(environ, folder, None)}
+def harmless(command: list[str], environ: Mapping[str, str], folder: Path, **more: str) -> list[Watched]:
+    watched = {**environ, **launch.variables(environ, folder, None), **more}
     pairs = [(outcome(command, environ), outcome(command, watched)) for _ in range(TIMES)]
     harmed = harm((plain for plain, _ in pairs), (seen for _, seen in pairs))
     assert not harmed, f"watched: {harmed[0]}\nplain: {pairs[0][0]}"
     processes = read(folder)
     assert merged(processes) == []
-    assert [note for process in processes for note in process.notes if note.startswith("refused")] == []
-    assert all(process.numbers["guarded"] for process in processes)
+    return processes
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_does_the_same_under_hostrace(
     programs: Path, environ: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    harmless([str(programs), name], environ, tmp_path)
+    processes = harmless([str(programs), name], environ, tmp_path)
+    assert [process.refused for process in processes if process.refused] == []
+    assert all(process.numbers["guarded"] for process in processes)
+
+
+# A launch script that sets LD_PRELOAD for an allocator, say.
+@pytest.mark.parametrize("name", ["blocked_recv", "fault_that_the_program_mends", "server_with_a_thread_for_signals"])
+def test_without_the_preload_nothing_is_protected(
+    programs: Path, environ: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    processes = harmless([str(programs), name], environ, tmp_path, LD_PRELOAD="libm.so.6")
+    assert len(processes) == TIMES
+    assert all("LD_PRELOAD" in (process.refused or "") for process in processes)
+
+
+def test_a_program_with_address_sanitizer_starts(environ: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "programs"
+    command = [compiler(), "-std=c++20", "-fsanitize=address", "-o", str(program), str(SOURCE), "-ldl", "-lpthread"]
+    if subprocess.run(command, check=False).returncode != 0:
+        pytest.skip("the compiler has no AddressSanitizer")
+    (tmp_path / "seen").mkdir()
+    processes = harmless(
+        [str(program), "blocked_recv"], {**environ, "ASAN_OPTIONS": "detect_leaks=0"}, tmp_path / "seen"
+    )
+    assert len(processes) == TIMES
+    assert all(process.numbers["guarded"] for process in processes)
+
+
+def test_the_library_needs_little_of_the_static_tls_that_is_left_for_late_comers() -> None:
+    """The driver loads it where a launch script replaced LD_PRELOAD, behind libraries that need some, too."""
+    image = library().read_bytes()
+    table, entry_bytes, entries = struct.unpack_from("<Q", image, 32)[0], *struct.unpack_from("<HH", image, 54)
+    headers = [struct.unpack_from("<IIQQQQQQ", image, table + at * entry_bytes) for at in range(entries)]
+    assert sum(header[6] for header in headers if header[0] == PT_TLS) <= 512

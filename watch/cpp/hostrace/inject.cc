@@ -13,6 +13,7 @@
 #include "hostrace/calls.h"
 #include "hostrace/driver.h"
 #include "hostrace/faults.h"
+#include "hostrace/interpose.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -86,6 +87,12 @@ bool debugged() {
 
 // False where this process cannot be watched, with a note that says why.
 bool start(Watcher& watch) {
+    if (!in_front()) {
+        watch.report.note(
+            "refused: the program took our library out of LD_PRELOAD, or put another in front of it (a launch script, "
+            "perhaps): calls into protected memory would fail, so nothing is protected");
+        return false;
+    }
     if (const char* missing = driver.load()) {
         watch.report.note("refused: the driver has no ", missing);
         return false;

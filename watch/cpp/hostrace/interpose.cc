@@ -3,6 +3,7 @@
 // - handlers of SIGSEGV and SIGTRAP are kept for the program, and called for what is not ours;
 // - a thread that blocked these signals would be killed by its first touch: they stay unblocked;
 // - who started a thread is noted, because workers without Python touch memory on behalf of one that has it.
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -65,6 +66,17 @@ void* started(void* raw) {
 }
 
 }  // namespace
+
+bool in_front() {
+    static const char here = 0;
+    Dl_info ours{};
+    Dl_info found{};
+    dladdr(&here, &ours);
+    const auto is_ours = [&](const char* name) {
+        return dladdr(dlsym(RTLD_DEFAULT, name), &found) != 0 && found.dli_fbase == ours.dli_fbase;
+    };
+    return is_ours("read") && is_ours("poll") && is_ours("sigaction") && is_ours("pthread_sigmask");
+}
 
 int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
     return next_sigaction(signal, action, before);

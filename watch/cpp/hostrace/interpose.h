@@ -9,6 +9,9 @@
 
 namespace hostrace {
 
+// Whether the program calls ours. The driver loads the library wherever it is named; only a preload puts it in front.
+bool in_front();
+
 // The next definition of a function, looked up at its first call.
 template <typename F>
 class Next {

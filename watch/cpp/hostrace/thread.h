@@ -17,7 +17,6 @@ struct Thread {
     int parent = 0;                 // the thread that started this one, where that was seen
     void* parent_python = nullptr;  // and its Python state, null where it had none
     std::uint64_t blocked = 0;      // the program's: it blocked these of the two signals that stay open (faults.h)
-    unsigned called = 0;            // calls of ours that were seen to be in front of the C library's
     bool inside = false;            // in a callback of ours: calls of the driver are our own
     // Pages that are open for the instruction which is being stepped over.
     std::array<Span, 8> stepping{};
