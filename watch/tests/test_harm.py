@@ -2,8 +2,10 @@
 
 `python -m watch.harm` compares any other program so, on a GPU as well."""
 
+import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +15,18 @@ from hostrace import launch
 from hostrace.launch import library
 from hostrace.races import Watched, merged, read
 from watch.harm.compare import harm, outcome
+from watch.harm.programs import PROGRAMS
 from watch.tests.conftest import ROOT, compiler
 
 SOURCE = ROOT / "watch/harm/programs.cc"
 TIMES = 3
 PT_TLS = 7
+OTHERS = [
+    ["java", "-Xshare:off", "-version"],
+    ["rustc", "--version", "--verbose"],
+    ["git", "--version"],
+    ["sh", "-c", "ls / | sort | tail -n 1; kill -SEGV $$"],
+]
 CASES = [
     "blocked_epoll_wait",
     "blocked_fread",
@@ -61,9 +70,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def harmless(command: list[str], environ: Mapping[str, str], folder: Path, **more: str) -> list[Watched]:
+def harmless(
+    command: list[str], environ: Mapping[str, str], folder: Path, times: int = TIMES, **more: str
+) -> list[Watched]:
     watched = {**environ, **launch.variables(environ, folder, None), **more}
-    pairs = [(outcome(command, environ), outcome(command, watched)) for _ in range(TIMES)]
+    pairs = [(outcome(command, environ), outcome(command, watched)) for _ in range(times)]
     harmed = harm((plain for plain, _ in pairs), (seen for _, seen in pairs))
     assert not harmed, f"watched: {harmed[0]}\nplain: {pairs[0][0]}"
     processes = read(folder)
@@ -78,6 +89,19 @@ def test_a_program_does_the_same_under_hostrace(
     processes = harmless([str(programs), name], environ, tmp_path)
     assert [process.refused for process in processes if process.refused] == []
     assert all(process.numbers["guarded"] for process in processes)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_in_python_does_the_same(environ: dict[str, str], tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-m", "watch.harm.programs", name]
+    processes = harmless(command, environ, tmp_path, times=2)
+    assert any(process.numbers["guarded"] for process in processes)
+
+
+# They use no CUDA: what stands in front of the C library is all there is of us. Those that are here are run.
+@pytest.mark.parametrize("command", [command for command in OTHERS if shutil.which(command[0])], ids=lambda it: it[0])
+def test_a_runtime_of_its_own_kind_runs(environ: dict[str, str], tmp_path: Path, command: list[str]) -> None:
+    assert harmless(command, environ, tmp_path, times=2) == []
 
 
 # A launch script that sets LD_PRELOAD for an allocator, say.
