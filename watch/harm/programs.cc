@@ -429,12 +429,10 @@ PROGRAM(register_beside_registered_memory) {
     return 0;
 }
 
-// Calls of the C library by which the kernel reads or writes `page`.
-void calls_into(char* page) {
+// Calls of the C library by which the kernel reads or writes around `at`.
+void calls_with_sockets(char* at) {
     Pair pair(SOCK_DGRAM);
-    const auto wake = [&] { static_cast<void>(syscall(SYS_write, pair.ends[1], "data", 4)); };
-    auto* const at = page + 128;
-    wake();
+    static_cast<void>(syscall(SYS_write, pair.ends[1], "data", 4));
     *reinterpret_cast<pollfd*>(at) = {pair.ends[0], POLLIN, 0};
     say("poll", poll(reinterpret_cast<pollfd*>(at), 1, 1000));
     say("ppoll", ppoll(reinterpret_cast<pollfd*>(at), 1, nullptr, nullptr));
@@ -442,19 +440,7 @@ void calls_into(char* page) {
     FD_ZERO(files);
     FD_SET(pair.ends[0], files);
     say("select", select(pair.ends[0] + 1, files, nullptr, nullptr, nullptr));
-    say("stat", stat("/", reinterpret_cast<struct stat*>(at)));
-    say("lstat", lstat("/", reinterpret_cast<struct stat*>(at)));
-    say("fstat", fstat(pair.ends[0], reinterpret_cast<struct stat*>(at)));
-    say("fstatat", fstatat(AT_FDCWD, "/", reinterpret_cast<struct stat*>(at), 0));
     say("ioctl", ioctl(pair.ends[0], FIONREAD, at));
-    say("pipe", pipe(reinterpret_cast<int*>(at)));
-    say("pipe2", pipe2(reinterpret_cast<int*>(at), O_CLOEXEC));
-    say("socketpair", socketpair(AF_UNIX, SOCK_STREAM, 0, reinterpret_cast<int*>(at)));
-    say("getcwd", getcwd(at, 256) == nullptr ? -1 : 0);
-    say("readlink", readlink("/proc/self/exe", at, 256) > 0 ? 0 : -1);
-    say("uname", uname(reinterpret_cast<utsname*>(at)));
-    say("getrusage", getrusage(RUSAGE_SELF, reinterpret_cast<rusage*>(at)));
-    say("getrlimit", getrlimit(RLIMIT_CORE, reinterpret_cast<rlimit*>(at)));
     auto* const message = reinterpret_cast<mmsghdr*>(at);
     auto* const part = reinterpret_cast<iovec*>(at + 256);
     *part = {at + 512, 64};
@@ -465,12 +451,35 @@ void calls_into(char* page) {
     part->iov_len = 4;
     say("sendmmsg", sendmmsg(pair.ends[1], message, 1, 0));
     say("recvmsg", recvmsg(pair.ends[0], &message->msg_hdr, 0));
+    auto* const length = reinterpret_cast<socklen_t*>(at);
+    *length = sizeof(int);
+    say("getsockopt", getsockopt(pair.ends[0], SOL_SOCKET, SO_TYPE, at + 16, length));
+    *reinterpret_cast<int*>(at) = 1 << 16;
+    say("setsockopt", setsockopt(pair.ends[0], SOL_SOCKET, SO_RCVBUF, at, sizeof(int)));
+    *length = 64;
+    say("getsockname", getsockname(pair.ends[0], reinterpret_cast<sockaddr*>(at + 16), length));
+}
+
+void calls_with_files(char* at) {
+    say("stat", stat("/", reinterpret_cast<struct stat*>(at)));
+    say("lstat", lstat("/", reinterpret_cast<struct stat*>(at)));
+    say("fstat", fstat(0, reinterpret_cast<struct stat*>(at)));
+    say("fstatat", fstatat(AT_FDCWD, "/", reinterpret_cast<struct stat*>(at), 0));
+    say("pipe", pipe(reinterpret_cast<int*>(at)));
+    say("pipe2", pipe2(reinterpret_cast<int*>(at), O_CLOEXEC));
+    say("socketpair", socketpair(AF_UNIX, SOCK_STREAM, 0, reinterpret_cast<int*>(at)));
+    say("getcwd", getcwd(at, 256) == nullptr ? -1 : 0);
+    say("readlink", readlink("/proc/self/exe", at, 256) > 0 ? 0 : -1);
+    say("uname", uname(reinterpret_cast<utsname*>(at)));
+    say("getrusage", getrusage(RUSAGE_SELF, reinterpret_cast<rusage*>(at)));
+    say("getrlimit", getrlimit(RLIMIT_CORE, reinterpret_cast<rlimit*>(at)));
     FILE* const file = fopen("/proc/self/exe", "r");
     setvbuf(file, nullptr, _IONBF, 0);
     say("fread_unlocked", static_cast<long>(fread_unlocked(at, 1, 64, file)));
     say("sigpending", sigpending(reinterpret_cast<sigset_t*>(at)));
     std::array<int, 2> ends{};
     static_cast<void>(!pipe(ends.data()));
+    auto* const part = reinterpret_cast<iovec*>(at + 256);
     *part = {at, 16};
     say("vmsplice", vmsplice(ends[1], part, 1, 0));
     iovec remote{at, 16};
@@ -485,16 +494,14 @@ void calls_into(char* page) {
     say("open", open(at, O_RDONLY) >= 0 ? 0 : -1);
     say("openat", openat(AT_FDCWD, at, O_RDONLY) >= 0 ? 0 : -1);
     say("access", access(at, R_OK));
-    auto* const length = reinterpret_cast<socklen_t*>(at);
-    *length = sizeof(int);
-    say("getsockopt", getsockopt(pair.ends[0], SOL_SOCKET, SO_TYPE, at + 16, length));
-    *reinterpret_cast<int*>(at) = 1 << 16;
-    say("setsockopt", setsockopt(pair.ends[0], SOL_SOCKET, SO_RCVBUF, at, sizeof(int)));
-    *length = 64;
-    say("getsockname", getsockname(pair.ends[0], reinterpret_cast<sockaddr*>(at + 16), length));
     say("getrandom", getrandom(at, 16, 0));
     say("getentropy", getentropy(at, 16));
     say("syscall", syscall(SYS_getrandom, at, 16, 0));
+}
+
+void calls_into(char* page) {
+    calls_with_sockets(page + 128);
+    calls_with_files(page + 128);
 }
 
 PROGRAM(calls_beside_registered_memory) {
