@@ -40,6 +40,14 @@ class Outcome:
 Watch = Callable[..., Outcome]
 
 
+def compiler() -> str:
+    """The test is skipped where there is none."""
+    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        pytest.skip("no C++ compiler to make the driver with")
+    return found
+
+
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the made-up driver."""
@@ -49,13 +57,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
         library()
     except HostraceError as error:
         pytest.skip(str(error))
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler to make the driver with")
     folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("fake_driver.cc")
     flags = ("-std=c++20", "-I", ROOT / "watch/cpp", "-shared", "-fPIC")
-    subprocess.run([compiler, *flags, "-o", folder / "libcuda.so.1", source, "-lpthread"], check=True)
+    subprocess.run([compiler(), *flags, "-o", folder / "libcuda.so.1", source, "-lpthread"], check=True)
     return folder
 
 

@@ -19,6 +19,7 @@ def report(*, guarded: int) -> Report:
         notes=[],
         numbers=numbers,
         processes=1,
+        refused=0,
     )
 
 

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hostrace import launch
 from hostrace.errors import HostraceError
-from watch.tests.conftest import Outcome, Watch
+from watch.tests.conftest import LIMIT_S, ROOT, WATCH, Outcome, Watch
 
 
 def ran(watch: Watch, name: str, *options: str, **more: str) -> Outcome:
@@ -84,6 +86,14 @@ def test_a_machine_without_a_driver_is_told_the_usual_causes(tmp_path: Path, mon
     monkeypatch.setattr(launch, "PROBE", launch.PROBE.replace("libcuda.so.1", "libcuda-of-nobody.so.1"))
     with pytest.raises(HostraceError, match=r"no CUDA driver: libcuda-of-nobody.*usual causes: .* --gpus"):
         launch.probe(os.environ, tmp_path)
+
+
+def test_a_command_that_drops_the_preload_is_not_taken_for_clean(environ: dict[str, str]) -> None:
+    command = [*WATCH, "--", "env", "-u", "LD_PRELOAD", sys.executable, "-m", "watch.tests.programs", "polls_a_flag"]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert "LD_PRELOAD" in done.stderr
+    assert "0 processes" in done.stderr
 
 
 def test_another_injected_tool_is_not_put_aside(watch: Watch) -> None:

@@ -41,16 +41,16 @@ void add_sides(const Sides& sides, int order, Enqueued& behind) {
 // What follows takes what the driver's functions take, or the first of it.
 
 // The call that pins memory may wait for the device; the first use of it must not, so what that needs is made here.
-void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes) {
-    call.parts.ranges.add(begin, bytes);
+void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes, bool registered) {
+    call.parts.ranges.add(begin, bytes, registered);
     call.parts.streams.prepare(call.context);
 }
 
-void host_alloc(const Call& call, void** result, std::size_t bytes) { pinned(call, number(*result), bytes); }
+void host_alloc(const Call& call, void** result, std::size_t bytes) { pinned(call, number(*result), bytes, false); }
 
 void host_register(const Call& call, std::uintptr_t begin, std::size_t bytes, unsigned flags) {
     if ((flags & cuda::kRegisterReadOnly) == 0) {  // nobody writes it, and we may not make it writable
-        pinned(call, begin, bytes);
+        pinned(call, begin, bytes, true);
     }
 }
 

@@ -13,12 +13,12 @@ namespace hostrace {
 
 struct Calls {
     Calls(Watcher& watcher, const Driver& driver)
-        : watch(watcher), streams(driver), kernels(driver), graphs(driver, kernels, ranges) {}
+        : watch(watcher), ranges(watcher.ranges), streams(driver), kernels(driver), graphs(driver, kernels, ranges) {}
 
     void on_call(std::uint32_t number, const cupti::CallbackData& data);
 
     Watcher& watch;
-    Ranges ranges;
+    Ranges& ranges;
     Streams streams;
     Kernels kernels;
     Graphs graphs;

@@ -16,6 +16,7 @@ struct Counts {
     Count trimmed;            // kernels' ranges that were cut to the limit
     Count pairs_lost;         // races that found no room
     Count gave_up;
+    Count shared_pages;  // uses of which a part could not be protected: others have memory in its pages
     Count times[kPairsMax];
 };
 

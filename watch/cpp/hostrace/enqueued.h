@@ -17,12 +17,12 @@ class Enqueued {
 
     // Nothing happens where the memory is not pinned.
     void add(const Side& side) {
-        const Span range = side.shape.empty() ? Span{} : ranges_.find(side.shape.begin);
+        const Range range = side.shape.empty() ? Range{} : ranges_.find(side.shape.begin);
         if (range.empty() || !marked()) {
             return;
         }
         const auto stream = reinterpret_cast<std::uintptr_t>(key_.stream);
-        Use use{side, mark_.flag, mark_.sequence, stack_, self().id, key_.context, stream, since_ns_};
+        Use use{side, range.whole(), mark_.flag, mark_.sequence, stack_, self().id, key_.context, stream, since_ns_};
         if (!side.certain) {
             use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
             count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);

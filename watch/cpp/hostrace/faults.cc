@@ -20,8 +20,7 @@ constexpr int kRetriesMax = 1000;
 constexpr std::uint64_t kRetryWithinNs = 1'000'000;
 constexpr greg_t kTrapFlag = 0x100;
 constexpr greg_t kWriteFault = 2;
-constexpr std::uint64_t kFaults =
-    (1U << (SIGSEGV - 1)) | (1U << (SIGTRAP - 1)) | (1U << (SIGBUS - 1)) | (1U << (SIGILL - 1)) | (1U << (SIGFPE - 1));
+constexpr std::uint64_t kFaults = bit_of(SIGSEGV) | bit_of(SIGTRAP) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE);
 
 struct Program {
     OwnedLock lock;
@@ -47,7 +46,7 @@ void set_mask(ucontext_t& context, std::uint64_t mask) { std::memcpy(&context.uc
 void end_step(Thread& thread, ucontext_t& context) {
     if (Watcher* watch = watcher()) {
         for (std::size_t at = 0; at < thread.steps; ++at) {
-            watch->guard.close(thread.stepping[at]);
+            watch->guard.close({thread.stepping[at]});
         }
     }
     thread.steps = 0;
@@ -61,7 +60,7 @@ void begin_step(Thread& thread, const Opening& opening, ucontext_t& context) {
         set_mask(context, ~kFaults);  // nothing else runs while the page is open
         context.uc_mcontext.gregs[REG_EFL] |= kTrapFlag;
     }
-    thread.stepping[thread.steps++] = opening;
+    thread.stepping[thread.steps++] = opening.pages;
 }
 
 // Faults that find nothing in the way follow one another closely only where the fault is the program's own.
@@ -143,7 +142,7 @@ void chain(int signal, siginfo_t* info, void* context) {
     std::uint64_t mask = 0;
     std::memcpy(&mask, &action.sa_mask, sizeof mask);
     if ((action.sa_flags & SA_NODEFER) == 0) {
-        mask |= std::uint64_t{1} << (signal - 1);
+        mask |= bit_of(signal);
     }
     mask |= mask_of(*static_cast<ucontext_t*>(context));
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);

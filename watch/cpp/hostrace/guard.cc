@@ -6,6 +6,11 @@
 namespace hostrace {
 namespace {
 
+Span shared(Span one, Span other) {
+    const Span both{std::max(one.begin, other.begin), std::min(one.end, other.end)};
+    return both.begin < both.end ? both : Span{};
+}
+
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
 }  // namespace
@@ -31,20 +36,17 @@ std::uintptr_t Shape::first_in(std::uintptr_t from, std::uintptr_t to) const {
     return std::min(next, to);
 }
 
-Span Guard::pages_of(std::uintptr_t begin, std::uintptr_t end) {
-    return {begin & ~(kPage - 1), (end + kPage - 1) & ~(kPage - 1)};
-}
-
 bool Guard::nothing_in(Span span) const {
     const std::size_t count = uses_.load(std::memory_order_relaxed);
     const auto meets = [&](const Span& each) { return each.meets(span); };
-    return std::none_of(spans_.begin(), spans_.begin() + count, meets) &&
-           std::none_of(openings_.begin(), openings_.begin() + openings_end_, meets);
+    return all_open_ == 0 && std::none_of(spans_.begin(), spans_.begin() + count, meets) &&
+           std::none_of(openings_.begin(), openings_.begin() + openings_end_,
+                        [&](const Opening& each) { return each.pages.meets(span); });
 }
 
 // What the first `count` uses want for the page, and until where nothing changes.
 Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const {
-    Wanted found{end, Protection::open, false};
+    Wanted found{end, Protection::open, all_open_ != 0 ? Protection::open : Protection::closed};
     const auto covers = [&](const Span& each) {
         if (each.end <= page || each.begin >= found.until) {
             return false;
@@ -58,15 +60,19 @@ Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t
         }
     }
     for (std::size_t at = 0; at < openings_end_; ++at) {
-        found.open = covers(openings_[at]) || found.open;
+        if (covers(openings_[at].pages)) {
+            found.at_most = std::min(found.at_most, openings_[at].at_most);
+        }
     }
     return found;
 }
 
-// Give pages the protection that they have to have. With `added`, the last of the uses, only those are touched that
-// differ by it. Pages side by side are changed by one call: it costs more than everything else here.
-bool Guard::apply(Span span, const Use* added) {
-    const std::size_t count = uses_.load(std::memory_order_relaxed) - (added == nullptr ? 0 : 1);
+// Give pages the protection that they have to have. Pages that no use has are the program's: only those that a use had
+// until now are changed. Pages side by side are changed by one call: it costs more than everything else here.
+bool Guard::apply(Span span, Scope scope) {
+    const std::size_t uses = uses_.load(std::memory_order_relaxed);
+    const Use* const added = scope == Scope::added ? &list_[uses - 1] : nullptr;
+    const std::size_t count = uses - (added == nullptr ? 0 : 1);
     bool done = true;
     Span change{};
     Protection to = Protection::open;
@@ -76,8 +82,10 @@ bool Guard::apply(Span span, const Use* added) {
     for (std::uintptr_t page = span.begin; page < span.end;) {
         const Wanted had = wanted(page, span.end, count);
         const Protection all = added == nullptr ? had.by_uses : std::max(had.by_uses, needed(*added));
-        const Protection now = had.open ? Protection::open : all;
-        if (added == nullptr || (!had.open && all != had.by_uses)) {
+        const Protection now = std::min(all, had.at_most);
+        const bool differs = added != nullptr ? now != std::min(had.by_uses, had.at_most)
+                                              : scope == Scope::all || had.by_uses != Protection::open;
+        if (differs) {
             if (change.end != page || to != now) {
                 flush();
                 change.begin = page;
@@ -121,10 +129,13 @@ std::size_t Guard::remove(Gone gone) {
         while (++at != end && at->begin <= run.end) {
             run.end = std::max(run.end, at->end);
         }
+        if (run.empty()) {
+            continue;
+        }
         if (nothing_in(run) ? !pages_.protect(run.begin, run.end - run.begin, Protection::open)
-                            : !apply(run, nullptr)) {
+                            : !apply(run, Scope::all)) {
             // A part of it is no longer mapped: the rest must not stay protected.
-            std::for_each(first, at, [&](const Span& each) { static_cast<void>(apply(each, nullptr)); });
+            std::for_each(first, at, [&](const Span& each) { static_cast<void>(apply(each, Scope::all)); });
         }
     }
     return removed;
@@ -132,6 +143,9 @@ std::size_t Guard::remove(Gone gone) {
 
 bool Guard::add(Use use) {
     const std::lock_guard<OwnedLock> held(lock_);
+    if (ended()) {
+        return false;
+    }
     if (uses_.load(std::memory_order_relaxed) == kUsesMax) {
         retire_locked();
     }
@@ -140,41 +154,84 @@ bool Guard::add(Use use) {
         count(counts_.dropped);
         return false;
     }
-    const Span span = pages_of(use.shape.begin, use.shape.end());
+    const Span bytes{use.shape.begin, use.shape.end()};
+    const Span span = shared(pages_around(bytes), use.whole);
     const bool alone = nothing_in(span);
     use.id = next_id_++;
     spans_[at] = span;
     list_[at] = use;
     // Before the pages change: who asks without the lock, or faults there, must not believe that nothing is ours.
     uses_.store(at + 1, std::memory_order_relaxed);
-    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), span.begin), std::memory_order_relaxed);
-    highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
-    if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
+    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), pages_around(bytes).begin),
+                  std::memory_order_relaxed);
+    highest_.store(std::max(highest_.load(std::memory_order_relaxed), pages_around(bytes).end),
+                   std::memory_order_relaxed);
+    const bool bare = span.empty();
+    if (!bare &&
+        !(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, Scope::added))) {
         remove_id(use.id);
         count(counts_.dropped);
         return false;
     }
-    if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
+    if (!alone && !bare) {  // the same buffer again: the new use has taken the pages over as they were
         take_out([&](const Span& each, const Use& old) {
             const bool covered = span.begin <= each.begin && each.end <= span.end;
             return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
         });
     }
     count(counts_.guarded);
+    count(counts_.shared_pages, span == pages_around(bytes) ? 0 : 1);
     return true;
 }
 
-bool Guard::open_for(Span span) {
+bool Guard::open_for(const Opening& opening) {
     std::size_t at = 0;
     while (at < openings_end_ && !openings_[at].empty()) {
         ++at;
     }
-    if (at == kOpeningsMax || !pages_.protect(span.begin, span.end - span.begin, Protection::open)) {
+    if (at == kOpeningsMax) {
         return false;
     }
-    openings_[at] = span;
+    const std::size_t end_before = openings_end_;
+    openings_[at] = opening;
     openings_end_ = std::max(openings_end_, at + 1);
+    if (!apply(opening.pages, Scope::used)) {
+        openings_[at] = {};
+        openings_end_ = end_before;
+        return false;
+    }
     return true;
+}
+
+Guard::Met Guard::meet(std::uintptr_t begin, std::uintptr_t end, Access access, Verdict& verdict) {
+    const Span touched{begin, end};
+    const Span span = pages_around(touched);
+    const auto here = [&](const Span& each, const Use& use) {
+        return each.meets(span) || touched.meets({use.shape.begin, use.shape.end()});
+    };
+    Met met;
+    met.ended = remove([&](const Span& each, const Use& use) { return here(each, use) && use.finished(); }) != 0;
+    if (met.ended) {
+        count(counts_.faults_stale);
+    }
+    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
+        const Use& use = list_[at];
+        if (!here(spans_[at], use) || !use.forbids(access)) {
+            continue;
+        }
+        met.neighbour = true;
+        const std::uintptr_t first = use.shape.first_in(begin, end);
+        if (first < std::min(end, use.shape.end())) {
+            verdict.answer = Answer::race;
+            verdict.at = first;
+            verdict.use = use;
+            break;
+        }
+    }
+    if (verdict.answer == Answer::race && !hold_) {
+        remove_id(verdict.use.id);
+    }
+    return met;
 }
 
 Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
@@ -183,48 +240,69 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
         return verdict;
     }
     const std::lock_guard<OwnedLock> held(lock_);
-    const Span span = pages_of(begin, begin + bytes);
-    const auto here = [&](const Span& each) { return each.meets(span); };
-    const bool ended = remove([&](const Span& each, const Use& use) { return here(each) && use.finished(); }) != 0;
-    if (ended) {
-        count(counts_.faults_stale);
-    }
-    bool neighbour = false;
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
-        const Use& use = list_[at];
-        if (!here(spans_[at]) || !use.forbids(access)) {
-            continue;
-        }
-        neighbour = true;
-        const std::uintptr_t first = use.shape.first_in(begin, begin + bytes);
-        if (first < std::min(begin + bytes, use.shape.end())) {
-            verdict.answer = Answer::race;
-            verdict.at = first;
-            verdict.use = use;
-            break;
-        }
-    }
+    const Met met = meet(begin, begin + bytes, access, verdict);
+    const Opening opening{pages_around({begin, begin + bytes}), Protection::open};
     if (verdict.answer == Answer::race) {
-        if (!hold_) {
-            remove_id(verdict.use.id);
-        }
-    } else if (!neighbour) {
-        verdict.answer = ended ? Answer::opened : Answer::nothing;
-    } else if (open_for(span)) {
-        verdict.opening = span;
+        return verdict;
+    }
+    if (!met.neighbour) {
+        verdict.answer = met.ended ? Answer::opened : Answer::nothing;
+    } else if (open_for(opening)) {
+        verdict.opening = opening;
         count(counts_.steps);
         verdict.answer = Answer::step;
     } else {
         // No room to open one page among protected ones: what is in flight here cannot be watched any longer.
-        const std::size_t lost = remove([&](const Span& each, const Use&) { return here(each); });
+        const std::size_t lost = remove([&](const Span& each, const Use&) { return each.meets(opening.pages); });
         count(counts_.dropped, lost);
         verdict.answer = Answer::opened;
     }
     return verdict;
 }
 
+Verdict Guard::settle(std::uintptr_t begin, std::size_t bytes, Access access) {
+    Verdict verdict;
+    const std::lock_guard<OwnedLock> held(lock_);
+    const Met met = meet(begin, begin + bytes, access, verdict);
+    if (verdict.answer == Answer::race) {
+        return verdict;
+    }
+    count(counts_.steps, met.neighbour ? 1 : 0);
+    verdict.answer = Answer::step;
+    verdict.opening = {pages_around({begin, begin + bytes}),
+                       access == Access::read ? Protection::read_only : Protection::open};
+    if (!open_for(verdict.opening)) {
+        verdict.opening = open_all_locked();
+    }
+    return verdict;
+}
+
+// So many calls at once, or memory that was unmapped under a use: nothing is watched until this one has returned.
+Opening Guard::open_all_locked() {
+    ++all_open_;
+    apply_uses();
+    return {kEverything, Protection::open};
+}
+
+Opening Guard::open_all_for_now() {
+    const std::lock_guard<OwnedLock> held(lock_);
+    return open_all_locked();
+}
+
+void Guard::apply_uses() {
+    const std::size_t count = uses_.load(std::memory_order_relaxed);
+    std::for_each(spans_.begin(), spans_.begin() + count,
+                  [&](const Span& each) { static_cast<void>(apply(each, Scope::used)); });
+}
+
 void Guard::close(const Opening& opening) {
     const std::lock_guard<OwnedLock> held(lock_);
+    if (opening.pages == kEverything) {
+        if (all_open_ != 0 && --all_open_ == 0) {
+            apply_uses();
+        }
+        return;
+    }
     for (std::size_t at = 0; at < openings_end_; ++at) {
         if (openings_[at] == opening) {
             openings_[at] = {};
@@ -234,7 +312,7 @@ void Guard::close(const Opening& opening) {
     while (openings_end_ > 0 && openings_[openings_end_ - 1].empty()) {
         --openings_end_;
     }
-    static_cast<void>(apply(opening, nullptr));
+    static_cast<void>(apply(opening.pages, Scope::used));
 }
 
 void Guard::remove_id(std::uint64_t id) {
@@ -279,13 +357,18 @@ void Guard::forget_context(const void* context) {
     remove([&](const Span&, const Use& use) { return context == nullptr || use.context == context; });
 }
 
-void Guard::open_all() { forget_context(nullptr); }
+void Guard::end() {
+    const std::lock_guard<OwnedLock> held(lock_);
+    ended_.store(true, std::memory_order_relaxed);
+    remove([](const Span&, const Use&) { return true; });
+}
 
-void Guard::open_all_in_child() {
+void Guard::end_in_child() {
     lock_.unlock();  // whoever had it is not here
     openings_ = {};
     openings_end_ = 0;
-    open_all();
+    all_open_ = 0;
+    end();
 }
 
 }  // namespace hostrace

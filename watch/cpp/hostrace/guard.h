@@ -23,15 +23,21 @@ class Pages {
     ~Pages() = default;
 };
 
-// Pages that stay open while one instruction, or one call of the kernel, goes through.
-using Opening = Span;
+// Pages that are protected less while one instruction, or one call of the kernel, goes through.
+struct Opening {
+    Span pages;
+    Protection at_most = Protection::open;
+
+    bool operator==(const Opening&) const = default;
+    bool empty() const { return pages.empty(); }
+};
 
 enum class Answer : std::uint8_t {
     foreign,  // nothing of ours is there
     nothing,  // something of ours was there a moment ago: try again
     opened,   // what stood in the way has ended
     race,     // `use` is in flight, and the touch is inside it
-    step,     // a neighbour in the same page: `opening` must be closed behind the instruction
+    step,     // the touch may go on beside what is in flight: `opening` must be closed behind it
 };
 
 struct Verdict {
@@ -45,7 +51,8 @@ class Guard {
   public:
     static constexpr std::size_t kUsesMax = 4096;
     static constexpr std::size_t kOpeningsMax = 128;
-    static constexpr std::uintptr_t kPage = 4096;
+    static constexpr std::uintptr_t kPage = kPageSize;
+    static constexpr Span kEverything{0, ~std::uintptr_t{0}};
 
     // With `hold`, a use that was raced for stays guarded until release() is called for it.
     Guard(Pages& pages, Counts& counts, bool hold) : counts_(counts), pages_(pages), hold_(hold) {}
@@ -54,6 +61,11 @@ class Guard {
     bool add(Use use);
     // A touch of [begin, begin + bytes), which the caller makes when this has returned.
     Verdict touch(std::uintptr_t begin, std::size_t bytes, Access access);
+    // The same by a call of the kernel, which may wait for long before it touches: where it is no race, the pages stay
+    // open for it, whatever is enqueued meanwhile.
+    Verdict settle(std::uintptr_t begin, std::size_t bytes, Access access);
+    // Every page stays open until this opening is closed.
+    Opening open_all_for_now();
     void close(const Opening& opening);
     void release(std::uint64_t id);
     // Memory goes back to its owner: the first use in flight there, if any. All of them are forgotten.
@@ -61,9 +73,11 @@ class Guard {
     // Give back the pages of everything that has ended.
     void retire();
     void forget_context(const void* context);
-    // Give everything back for good, in a process that ends; and in a forked child, where nobody else runs.
-    void open_all();
-    void open_all_in_child();
+    // Give everything back for good, and take nothing any more: in a process that ends, while its threads run on; and in
+    // a forked child, where nobody else runs. A touch that faulted before is told to try again.
+    void end();
+    void end_in_child();
+    bool ended() const { return ended_.load(std::memory_order_relaxed); }
 
     bool locked_by_me() const { return lock_.mine(); }
     bool idle() const { return uses_.load(std::memory_order_relaxed) == 0; }
@@ -72,19 +86,28 @@ class Guard {
     struct Wanted {
         std::uintptr_t until;
         Protection by_uses;
-        bool open;  // whatever the uses want
+        Protection at_most;  // whatever the uses want
     };
-    static Span pages_of(std::uintptr_t begin, std::uintptr_t end);
+    // Which pages apply() changes: those of the added use that differ by it, those of uses, or those without one, too.
+    enum class Scope : std::uint8_t { added, used, all };
+    // A use that a touch meets: inside it, or in its pages.
+    struct Met {
+        bool ended = false;
+        bool neighbour = false;
+    };
+    Met meet(std::uintptr_t begin, std::uintptr_t end, Access access, Verdict& verdict);
     bool nothing_in(Span span) const;
     Wanted wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const;
-    bool apply(Span span, const Use* added);
+    bool apply(Span span, Scope scope);
     // Those for which `gone(span, use)` holds leave the books; with `remove` their pages are opened, too.
     template <typename Gone>
     std::size_t take_out(Gone gone);
     template <typename Gone>
     std::size_t remove(Gone gone);
     void remove_id(std::uint64_t id);
-    bool open_for(Span span);
+    bool open_for(const Opening& opening);
+    Opening open_all_locked();
+    void apply_uses();
     void retire_locked();
 
     OwnedLock lock_;
@@ -98,6 +121,8 @@ class Guard {
     std::array<Use, kUsesMax> list_{};
     std::array<Opening, kOpeningsMax> openings_{};
     std::size_t openings_end_ = 0;  // behind the last one that is in use
+    std::size_t all_open_ = 0;      // openings of every page
+    std::atomic<bool> ended_{false};
 };
 
 }  // namespace hostrace

@@ -13,6 +13,7 @@
 #include "hostrace/calls.h"
 #include "hostrace/driver.h"
 #include "hostrace/faults.h"
+#include "hostrace/interpose.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -54,7 +55,8 @@ struct Cupti {
 };
 
 void on_call(void* /*user*/, int domain, std::uint32_t id, const void* data) {
-    if (domain == cupti::kDriverDomain && watcher() != nullptr) {
+    const Watcher* watch = domain == cupti::kDriverDomain ? watcher() : nullptr;
+    if (watch != nullptr && !watch->guard.ended()) {
         calls->on_call(id, *static_cast<const cupti::CallbackData*>(data));
     }
 }
@@ -63,14 +65,14 @@ void in_child() {
     if (Watcher* watch = watcher()) {
         set_watcher(nullptr);
         watch->report.close_in_child();
-        watch->guard.open_all_in_child();
+        watch->guard.end_in_child();
     }
 }
 
+// Other threads run on, some of them in the middle of a callback of ours, or in a fault: the watcher stays.
 void at_end() {
     if (Watcher* watch = watcher()) {
-        watch->guard.open_all();
-        set_watcher(nullptr);
+        watch->guard.end();
     }
 }
 
@@ -85,6 +87,12 @@ bool debugged() {
 
 // False where this process cannot be watched, with a note that says why.
 bool start(Watcher& watch) {
+    if (!in_front()) {
+        watch.report.note(
+            "refused: the program took our library out of LD_PRELOAD, or put another in front of it (a launch script, "
+            "perhaps): calls into protected memory would fail, so nothing is protected");
+        return false;
+    }
     if (const char* missing = driver.load()) {
         watch.report.note("refused: the driver has no ", missing);
         return false;

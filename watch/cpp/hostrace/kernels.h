@@ -1,10 +1,12 @@
 // Which words of a kernel's parameters may be addresses: the layout of each function's parameters, asked for once.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <compare>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -18,7 +20,14 @@ namespace hostrace {
 
 class Kernels {
   public:
-    explicit Kernels(const Driver& driver) : driver_(driver) {}
+    explicit Kernels(const Driver& driver) : driver_(driver) { has_key_ = pthread_key_create(&key_, std::free) == 0; }
+    ~Kernels() {
+        if (has_key_) {
+            pthread_key_delete(key_);
+        }
+    }
+    Kernels(const Kernels&) = delete;
+    Kernels& operator=(const Kernels&) = delete;
 
     // Pinned addresses among the parameters of a launch, structs included.
     std::vector<std::uintptr_t> pinned(cuda::Handle function, void* const* params, void* const* extra,
@@ -68,27 +77,45 @@ class Kernels {
         auto operator<=>(const Words&) const = default;
     };
     using Layout = std::vector<Words>;
+    struct Recent {
+        cuda::Handle function;
+        const Layout* layout;
+        std::uint32_t generation;
+    };
+    static constexpr std::size_t kRecents = 64;
 
     const Layout& layout(cuda::Handle function) {
-        // What this thread launched last costs no lock.
-        struct Recent {
-            cuda::Handle function;
-            const Layout* layout;
-            std::uint32_t generation;
-        };
-        static thread_local std::array<Recent, 64> recents{};
-        Recent& recent = recents[(reinterpret_cast<std::uintptr_t>(function) >> 4) % recents.size()];
+        Recent* const recent = recent_of(function);
         const std::uint32_t generation = generation_.load(std::memory_order_acquire);
-        if (recent.function == function && recent.generation == generation) {
-            return *recent.layout;
+        if (recent != nullptr && recent->function == function && recent->generation == generation) {
+            return *recent->layout;
         }
         const std::lock_guard held(mutex_);
         const Layout*& known = layouts_[function];
         if (known == nullptr) {
             known = &*distinct_.insert(read(function)).first;
         }
-        recent = {function, known, generation};
+        if (recent != nullptr) {
+            *recent = {function, known, generation};
+        }
         return *known;
+    }
+
+    // What this thread launched last costs no lock. Static TLS would be nearer, but there is little of it for a library
+    // that the driver loads late.
+    Recent* recent_of(cuda::Handle function) {
+        if (!has_key_) {
+            return nullptr;
+        }
+        auto* recents = static_cast<Recent*>(pthread_getspecific(key_));
+        if (recents == nullptr) {
+            recents = static_cast<Recent*>(std::calloc(kRecents, sizeof(Recent)));
+            if (recents == nullptr || pthread_setspecific(key_, recents) != 0) {
+                std::free(recents);
+                return nullptr;
+            }
+        }
+        return &recents[(reinterpret_cast<std::uintptr_t>(function) >> 4) % kRecents];
     }
 
     Layout read(cuda::Handle function) const {
@@ -112,6 +139,8 @@ class Kernels {
     }
 
     const Driver& driver_;
+    pthread_key_t key_{};
+    bool has_key_ = false;
     std::mutex mutex_;
     // Functions share what is the same. It is never freed: a launch may still read what another thread forgets.
     std::set<Layout> distinct_;

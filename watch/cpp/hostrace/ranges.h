@@ -14,12 +14,20 @@
 
 namespace hostrace {
 
+struct Range : Span {
+    // The driver fills whole pages with what it allocates. What a program registers may share its first and its last page
+    // with anything: a lock of the C library in there would end the program.
+    bool registered = false;
+
+    Span whole() const { return registered ? pages_inside(*this) : pages_around(*this); }
+};
+
 class Ranges {
   public:
-    void add(std::uintptr_t begin, std::size_t bytes) {
+    void add(std::uintptr_t begin, std::size_t bytes, bool registered = false) {
         static_cast<void>(remove(begin));
         const std::unique_lock held(mutex_);
-        sorted_.insert(after(begin), {begin, begin + bytes});
+        sorted_.insert(after(begin), {{begin, begin + bytes}, registered});
         mark(begin / kGranule, (begin + bytes - 1) / kGranule + 1, true);
     }
 
@@ -41,13 +49,13 @@ class Ranges {
     }
 
     // The range that holds the address, or an empty one.
-    Span find(std::uintptr_t address) const {
+    Range find(std::uintptr_t address) const {
         if (!near(address)) {
             return {};
         }
         const std::shared_lock held(mutex_);
         const auto behind = after(address);
-        return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Span{};
+        return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Range{};
     }
 
     // Costs two reads and no lock: almost every word that is asked for is device memory, or no address at all.
@@ -57,14 +65,25 @@ class Ranges {
                (granules_[granule / 64].load(std::memory_order_relaxed) >> granule % 64 & 1U) != 0;
     }
 
+    // The same of any of the bytes.
+    bool near(std::uintptr_t begin, std::size_t bytes) const {
+        const std::uintptr_t last = std::min(begin + std::min(bytes - 1, ~begin), kGranules * kGranule - 1);
+        for (std::uintptr_t at = begin; at / kGranule <= last / kGranule; at += kGranule) {
+            if (near(at)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
   private:
     // The driver gives device memory and host memory out in pieces of this size.
     static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;
     static constexpr std::uintptr_t kGranules = (std::uintptr_t{1} << 47) / kGranule;
 
-    std::vector<Span>::const_iterator after(std::uintptr_t address) const {
+    std::vector<Range>::const_iterator after(std::uintptr_t address) const {
         return std::upper_bound(sorted_.begin(), sorted_.end(), address,
-                                [](std::uintptr_t value, const Span& range) { return value < range.begin; });
+                                [](std::uintptr_t value, const Range& range) { return value < range.begin; });
     }
 
     void mark(std::uintptr_t first, std::uintptr_t end, bool pinned) {
@@ -76,7 +95,7 @@ class Ranges {
     }
 
     mutable std::shared_mutex mutex_;
-    std::vector<Span> sorted_;
+    std::vector<Range> sorted_;
     // A bit for each granule that holds pinned memory. The kernel gives memory only to what is used of it.
     using Bits = std::atomic<std::uint64_t>;
     std::unique_ptr<Bits[], void (*)(void*)> granules_{static_cast<Bits*>(std::calloc(kGranules / 64, sizeof(Bits))),

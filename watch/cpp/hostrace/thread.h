@@ -9,13 +9,17 @@
 
 namespace hostrace {
 
+// A signal in a mask, as the kernel keeps it.
+constexpr std::uint64_t bit_of(int signal) { return std::uint64_t{1} << (signal - 1); }
+
 struct Thread {
     int id = 0;
     int parent = 0;                 // the thread that started this one, where that was seen
     void* parent_python = nullptr;  // and its Python state, null where it had none
+    std::uint64_t blocked = 0;      // the program's: it blocked these of the two signals that stay open (faults.h)
     bool inside = false;            // in a callback of ours: calls of the driver are our own
     // Pages that are open for the instruction which is being stepped over.
-    std::array<Opening, 8> stepping{};
+    std::array<Span, 8> stepping{};
     std::size_t steps = 0;
     std::uint64_t mask = 0;  // the program's signal mask, as the kernel keeps it
     // Touches in a row that found nothing in the way.
@@ -24,6 +28,7 @@ struct Thread {
     int retries = 0;
 };
 
+// At its first call the thread is freed of what blocks the two signals.
 Thread& self();
 std::uint64_t now_ns();
 

@@ -16,6 +16,17 @@ struct Span {
     bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
 };
 
+constexpr std::uintptr_t kPageSize = 4096;
+
+// Pages that hold any of the bytes, or nothing but them.
+constexpr Span pages_around(Span span) {
+    return {span.begin & ~(kPageSize - 1), (span.end + kPageSize - 1) & ~(kPageSize - 1)};
+}
+constexpr Span pages_inside(Span span) {
+    const Span inside{(span.begin + kPageSize - 1) & ~(kPageSize - 1), span.end & ~(kPageSize - 1)};
+    return inside.begin < inside.end ? inside : Span{};
+}
+
 // Bytes in memory: `slices` times `rows` times `width` bytes. What lies in one piece is one row of one slice.
 struct Shape {
     std::uintptr_t begin = 0;
@@ -46,6 +57,8 @@ struct Side {
 };
 
 struct Use : Side {
+    // Pages outside of it hold memory of others, too, and are not protected for this use.
+    Span whole{0, ~std::uintptr_t{0}};
     // The stream writes `sequence` into `flag` behind the use. It only grows, and wraps.
     const volatile std::uint32_t* flag = nullptr;
     std::uint32_t sequence = 0;

@@ -2,8 +2,10 @@
 
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <csignal>
 #include <ctime>
 
+#include <algorithm>
 #include <atomic>
 
 #include "hostrace/thread.h"
@@ -26,6 +28,10 @@ Thread& self() {
     [[gnu::tls_model("initial-exec")]] static thread_local Thread thread;
     if (thread.id == 0) {
         thread.id = static_cast<int>(syscall(SYS_gettid));
+        std::uint64_t before = 0;
+        const std::uint64_t ours = bit_of(SIGSEGV) | bit_of(SIGTRAP);
+        syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &ours, &before, sizeof ours);
+        thread.blocked = before & ours;
     }
     return thread;
 }
@@ -64,11 +70,12 @@ void Watcher::raced(const Race& race) {
 }
 
 Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how) {
-    if (guard.idle() || bytes == 0) {
+    if (bytes == 0 || !ranges.near(begin, bytes)) {
         return {};
     }
+    bytes = std::min(bytes, ~begin - Guard::kPage);
     for (;;) {
-        const Verdict verdict = guard.touch(begin, bytes, access);
+        const Verdict verdict = guard.settle(begin, bytes, access);
         if (verdict.answer != Answer::race) {
             return verdict.opening;
         }

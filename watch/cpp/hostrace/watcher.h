@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "hostrace/guard.h"
+#include "hostrace/ranges.h"
 #include "hostrace/report.h"
 #include "hostrace/stacks.h"
 
@@ -16,13 +17,15 @@ struct Watcher {
 
     const std::uint64_t hold_ns;
     Counts& counts;
+    Ranges ranges;
     Guard guard;
     Stacks stacks;
     Report report;
 
     // One race: say it, and in hold mode wait for the device.
     void raced(const Race& race);
-    // Before the kernel touches memory for the program; what it returns must be closed behind the call.
+    // Before the kernel touches memory for the program, perhaps after a long wait; what it returns must be closed behind
+    // the call. Memory that is nowhere near pinned memory costs two reads.
     Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);
     // Memory that goes back to its owner.
     void give_back(std::uintptr_t begin, std::size_t bytes, const char* how);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <vector>
 
 #include "fake_pages.h"
 
@@ -80,6 +81,80 @@ TEST_F(GuardTest, AUseThatComesWhileAPageIsOpenIsProtectedBehindTheStep) {
     EXPECT_EQ(pages_.of(kBase), Protection::open);
     guard_->close(verdict.opening);
     EXPECT_EQ(pages_.of(kBase), Protection::closed);
+}
+
+TEST_F(GuardTest, ACallOfTheKernelKeepsItsPagesOpenForWhatIsEnqueuedMeanwhile) {
+    const Verdict waits = guard_->settle(kBase + 1000, 64, Access::write);
+    ASSERT_EQ(waits.answer, Answer::step);
+    ASSERT_TRUE(guard_->add(use(kBase, 256, true)));
+    EXPECT_EQ(pages_.of(kBase), Protection::open);
+    guard_->close(waits.opening);
+    EXPECT_EQ(pages_.of(kBase), Protection::closed);
+}
+
+TEST_F(GuardTest, ACallThatReadsLeavesWhatTheDeviceReadsProtected) {
+    const Verdict waits = guard_->settle(kBase + 1000, 64, Access::read);
+    ASSERT_TRUE(guard_->add(use(kBase, 256, false)));
+    ASSERT_TRUE(guard_->add(use(kBase + 256, 256, true)));
+    EXPECT_EQ(pages_.of(kBase), Protection::read_only);
+    guard_->close(waits.opening);
+    EXPECT_EQ(pages_.of(kBase), Protection::closed);
+}
+
+TEST_F(GuardTest, ACallIntoWhatIsInFlightIsARace) {
+    ASSERT_TRUE(guard_->add(use(kBase, 256, false)));
+    EXPECT_EQ(guard_->settle(kBase + 128, 64, Access::write).answer, Answer::race);
+    EXPECT_TRUE(pages_.all_open());
+}
+
+TEST_F(GuardTest, PagesThatNoUseHasAreTheProgramsWhateverACallOpens) {
+    ASSERT_TRUE(guard_->add(use(kBase + 2 * kPage, 64, true)));
+    const int before = pages_.calls;
+    const Verdict call = guard_->settle(kBase, 2 * kPage, Access::write);
+    guard_->close(call.opening);
+    EXPECT_EQ(pages_.calls, before);
+}
+
+TEST_F(GuardTest, MoreCallsThanThereIsRoomForOpenEverything) {
+    std::vector<Opening> openings;
+    for (std::size_t at = 0; at < Guard::kOpeningsMax + 2; ++at) {
+        openings.push_back(guard_->settle(kBase + at * kPage, 64, Access::write).opening);
+    }
+    ASSERT_TRUE(guard_->add(use(kBase + 500 * kPage, 64, true)));
+    EXPECT_TRUE(pages_.all_open());
+    guard_->close(openings.back());
+    openings.pop_back();
+    EXPECT_TRUE(pages_.all_open());
+    guard_->close(openings.back());
+    EXPECT_EQ(pages_.of(kBase + 500 * kPage), Protection::closed);
+}
+
+TEST_F(GuardTest, PagesThatOthersHaveMemoryInAreNeverProtected) {
+    Use registered = use(kBase + 100, 3 * kPage, true);
+    registered.whole = pages_inside({registered.shape.begin, registered.shape.end()});
+    ASSERT_TRUE(guard_->add(registered));
+    EXPECT_EQ(pages_.of(kBase), Protection::open);
+    EXPECT_EQ(pages_.of(kBase + kPage), Protection::closed);
+    EXPECT_EQ(pages_.of(kBase + 2 * kPage), Protection::closed);
+    EXPECT_EQ(pages_.of(kBase + 3 * kPage), Protection::open);
+    EXPECT_EQ(counts_.shared_pages.load(), 1U);
+    finish_all();
+    guard_->retire();
+    EXPECT_TRUE(pages_.all_open());
+}
+
+// Nothing faults there, but what the C library is given is known.
+TEST_F(GuardTest, ACallIntoWhatIsNotProtectedIsARaceAllTheSame) {
+    Use registered = use(kBase + 100, 200, true);
+    registered.whole = pages_inside({registered.shape.begin, registered.shape.end()});
+    const int before = pages_.calls;
+    ASSERT_TRUE(guard_->add(registered));
+    const Verdict beside = guard_->settle(kBase, 100, Access::write);
+    EXPECT_EQ(beside.answer, Answer::step);
+    guard_->close(beside.opening);
+    EXPECT_EQ(guard_->settle(kBase + 299, 1, Access::read).answer, Answer::race);
+    EXPECT_EQ(pages_.calls, before);
+    EXPECT_TRUE(guard_->idle());
 }
 
 TEST_F(GuardTest, BetweenTheRowsOfACopyIsNoRace) {
@@ -209,10 +284,20 @@ TEST_F(GuardTest, MemoryOfOthersIsForeign) {
     EXPECT_EQ(guard_->touch(kBase + 100 * kPage, 1, Access::write).answer, Answer::foreign);
 }
 
+// A thread may be in the middle of a call when the process begins to end, and another in a fault.
+TEST_F(GuardTest, WhatEndsTakesNoUseAnyMore) {
+    ASSERT_TRUE(guard_->add(use(kBase, 64, true)));
+    guard_->end();
+    EXPECT_FALSE(guard_->add(use(kBase + kPage, 64, true)));
+    EXPECT_TRUE(pages_.all_open());
+    EXPECT_EQ(counts_.dropped.load(), 0U);
+    EXPECT_EQ(guard_->touch(kBase, 1, Access::write).answer, Answer::nothing);
+}
+
 TEST_F(GuardTest, AForkedChildFindsEverythingOpen) {
     ASSERT_TRUE(guard_->add(use(kBase, 64, true)));
     static_cast<void>(guard_->touch(kBase + 100, 1, Access::write));
-    guard_->open_all_in_child();
+    guard_->end_in_child();
     EXPECT_TRUE(pages_.all_open());
     EXPECT_TRUE(guard_->idle());
 }

@@ -17,7 +17,7 @@ namespace {
 void expect_protected(const std::deque<Use>& in_flight, const std::vector<Opening>& openings, FakePages& pages) {
     const auto covered = [&](std::uintptr_t page) {
         return std::any_of(openings.begin(), openings.end(),
-                           [&](const Opening& open) { return open.begin <= page && page < open.end; });
+                           [&](const Opening& open) { return open.pages.begin <= page && page < open.pages.end; });
     };
     for (const Use& each : in_flight) {
         const Protection least = each.device_writes ? Protection::closed : Protection::read_only;

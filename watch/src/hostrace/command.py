@@ -17,6 +17,7 @@ from hostrace.report import Report, as_json, lines
 from hostrace.suppressions import load
 
 HOLD_LIMIT_MAX_S = 86400.0
+EXIT_BLIND = 2
 EXIT_INTERRUPTED = 130
 OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 SETTINGS = {
@@ -87,7 +88,7 @@ def watch(
         click.echo(f"hostrace: {line}", err=True)
     write("--json", json_file, lambda: json.dumps(as_json(report), indent=2) + "\n")
     write("--html", html_file, lambda: page(report))
-    ctx.exit(launch.end_as(status) or int(report.failed(strict)))
+    ctx.exit(launch.end_as(status) or (EXIT_BLIND if report.blind else int(report.failed(strict))))
 
 
 def write(option: str, file: Path | None, text: Callable[[], str]) -> None:

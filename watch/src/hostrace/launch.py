@@ -20,6 +20,7 @@ ENV_HOLD_MS = "HOSTRACE_HOLD_MS"
 ENV_CUPTI = "HOSTRACE_CUPTI"
 ENV_INJECTION = "CUDA_INJECTION64_PATH"
 ENV_PRELOAD = "LD_PRELOAD"
+ENV_ASAN = "ASAN_OPTIONS"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Starts the driver, and with it the library, to see whether both work.
 PROBE = """
@@ -76,6 +77,8 @@ def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> 
         ENV_FOLDER: str(folder),
         ENV_CUPTI: ":".join(dict.fromkeys(places)),
         ENV_HOLD_MS: "" if hold_ms is None else str(hold_ms),
+        # AddressSanitizer wants to be the first library, and ends the program before it begins. It works as the second.
+        ENV_ASAN: ":".join(filter(None, [environ.get(ENV_ASAN), "verify_asan_link_order=0"])),
     }
 
 

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 
 PAIRS_MAX = 1024
 # As struct Counts in cpp/hostrace/counts.h has them.
-NUMBERS = ("guarded", "faults_stale", "steps", "dropped", "unwatched_streams", "trimmed", "pairs_lost", "gave_up")
+NUMBERS = (
+    "guarded",
+    "faults_stale",
+    "steps",
+    "dropped",
+    "unwatched_streams",
+    "trimmed",
+    "pairs_lost",
+    "gave_up",
+    "shared_pages",
+)
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames on the driver's side of a call do not show the caller.
 DRIVER = re.compile(r"lib(cupti|cuda)\.so|libcudart")

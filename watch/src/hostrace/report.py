@@ -11,6 +11,10 @@ VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
 UNSEEN = {
     "dropped": ("use", "could not be watched: too many at once, or their pages could not be protected"),
     "unwatched_streams": ("use", "could not be watched: the stream took no flag"),
+    "shared_pages": (
+        "use",
+        "could be watched in part only: registered memory shares pages with other memory, which are never protected",
+    ),
     "trimmed": ("kernel", "got more pinned memory than is watched of it (64 MiB from the address on)"),
     "pairs_lost": ("race", "found no room in the list"),
     "gave_up": ("time", "a held thread went on because the device did not finish in time"),
@@ -27,7 +31,8 @@ class Report:
     suppressed: list[Race]
     notes: list[str]
     numbers: dict[str, int]
-    processes: int
+    processes: int  # those that were watched
+    refused: int  # and those that could not be: the notes say why
 
     @classmethod
     def of(
@@ -39,7 +44,14 @@ class Report:
         numbers = {name: sum(process.numbers[name] for process in processes) for name in NUMBERS}
         notes += [f"{number_of(numbers[name], noun)} {rest}" for name, (noun, rest) in UNSEEN.items() if numbers[name]]
         unique = list(dict.fromkeys(notes))
-        return cls(command, status, held, races, possible, suppressed, unique, numbers, len(processes))
+        refused = sum(process.refused is not None for process in processes)
+        watched = len(processes) - refused
+        return cls(command, status, held, races, possible, suppressed, unique, numbers, watched, refused)
+
+    @property
+    def blind(self) -> bool:
+        """CUDA ran, and nobody looked."""
+        return self.refused > 0 and self.processes == 0
 
     def failed(self, strict: bool) -> bool:
         return bool(self.races) or (strict and bool(self.possible))
@@ -96,6 +108,8 @@ def summary(report: Report) -> str:
     )
     if not report.numbers["guarded"]:
         text += ": no use of pinned memory was seen, so this says nothing about races"
+    if not report.processes and not report.refused:
+        text += ". No process loaded the library: CUDA was not used, or something emptied the command's environment"
     if report.numbers["steps"]:
         text += f", pages open for a neighbour {number_of(report.numbers['steps'], 'time')}"
     return text

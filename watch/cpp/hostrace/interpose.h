@@ -1,0 +1,39 @@
+// How a function of the C library is called through us: ours stands in front of the next one of its name.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <atomic>
+
+#define HOSTRACE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace hostrace {
+
+// Whether the program calls ours. The driver loads the library wherever it is named; only a preload puts it in front.
+bool in_front();
+
+// The next definition of a function, looked up at its first call.
+template <typename F>
+class Next {
+  public:
+    constexpr explicit Next(const char* name) : name_(name) {}
+    template <typename... Args>
+    auto operator()(Args... args) {
+        void* found = found_.load(std::memory_order_relaxed);
+        if (found == nullptr) {
+            found = dlsym(RTLD_NEXT, name_);
+            found_.store(found, std::memory_order_relaxed);
+        }
+        return reinterpret_cast<F*>(found)(args...);
+    }
+
+  private:
+    const char* name_;
+    std::atomic<void*> found_{nullptr};
+};
+
+}  // namespace hostrace
+
+// The attributes of a declaration, such as nothrow, are no part of the type that is taken from it.
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#define HOSTRACE_NEXT(function) constinit Next<decltype(::function)> next_##function(#function)

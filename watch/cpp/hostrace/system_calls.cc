@@ -1,0 +1,220 @@
+// Functions of the C library by which the kernel reads or writes memory for the program. They are called through us where
+// the library is preloaded, because a call into a protected page would fail with EFAULT. Those that take the program's
+// data are touches, settled first. Whatever else fails with EFAULT is called again with every page open: the program sees
+// the error only where it would without us.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+
+#include <array>
+#include <cstring>
+
+#include "hostrace/interpose.h"
+#include "hostrace/masked.h"
+#include "hostrace/watcher.h"
+
+namespace hostrace {
+namespace {
+
+// Memory that the kernel is about to touch for the program: its pages stay open until the call has returned.
+class Settled {
+  public:
+    Settled(const char* how, Access access, const void* begin, std::size_t bytes) {
+        const iovec part{const_cast<void*>(begin), bytes};
+        settle(how, access, &part, 1);
+    }
+    Settled(const char* how, Access access, const iovec* parts, ssize_t count) { settle(how, access, parts, count); }
+    Settled(const Settled&) = delete;
+    Settled& operator=(const Settled&) = delete;
+    ~Settled() {
+        Watcher* watch = count_ == 0 ? nullptr : watcher();
+        const int errno_of_the_call = errno;
+        for (std::size_t at = 0; at < count_ && watch != nullptr; ++at) {
+            watch->guard.close(openings_[at]);
+        }
+        errno = errno_of_the_call;
+    }
+
+  private:
+    void settle(const char* how, Access access, const iovec* parts, ssize_t count) {
+        Watcher* watch = watcher();
+        if (watch == nullptr || parts == nullptr) {
+            return;
+        }
+        for (const iovec* part = parts; part < parts + count; ++part) {
+            const auto begin = reinterpret_cast<std::uintptr_t>(part->iov_base);
+            const Opening opening = watch->settle(begin, part->iov_len, access, how);
+            if (!opening.empty()) {
+                keep(*watch, opening);
+            }
+        }
+    }
+
+    // The last place is for all pages: for the parts that find no other.
+    void keep(Watcher& watch, const Opening& opening) {
+        if (count_ + 1 < openings_.size()) {
+            openings_[count_++] = opening;
+            return;
+        }
+        if (count_ < openings_.size()) {
+            openings_[count_++] = watch.guard.open_all_for_now();
+        }
+        watch.guard.close(opening);
+    }
+
+    std::array<Opening, 16> openings_{};
+    std::size_t count_ = 0;
+};
+
+// The call again, with every page open, where `refused` says that it failed with EFAULT.
+template <typename Call, typename Refused>
+auto again(Call call, Refused refused) {
+    auto result = call();
+    Watcher* watch = refused(result) ? watcher() : nullptr;
+    if (watch != nullptr) {
+        const Opening opening = watch->guard.open_all_for_now();
+        result = call();
+        const int errno_of_the_call = errno;
+        watch->guard.close(opening);
+        errno = errno_of_the_call;
+    }
+    return result;
+}
+
+// Functions give int or long: -1 is the same in the lower half of both.
+bool by_errno(long result) { return static_cast<int>(result) == -1 && errno == EFAULT; }
+bool by_null(long result) { return result == 0 && errno == EFAULT; }
+bool by_number(long result) { return static_cast<int>(result) == EFAULT; }
+
+}  // namespace
+}  // namespace hostrace
+
+using namespace hostrace;
+
+// The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how. Ours have
+// names of their own in C++: the C library's headers declare each in a way of its own, and some not at all.
+#define HOSTRACE_SETTLED(result, name, parameters, arguments, access, ...)                                           \
+    HOSTRACE_EXPORT result settled_##name parameters __asm__(#name);                                                 \
+    result settled_##name parameters {                                                                               \
+        static constinit Next<result parameters> next(#name);                                                        \
+        const Settled settled(#name, Access::access, __VA_ARGS__);                                                   \
+        return again([&] { return next arguments; }, [](auto given) { return by_errno(static_cast<long>(given)); }); \
+    }
+
+HOSTRACE_SETTLED(ssize_t, read, (int file, void* to, size_t bytes), (file, to, bytes), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, pread, (int file, void* to, size_t bytes, off_t at), (file, to, bytes, at), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, pread64, (int file, void* to, size_t bytes, off64_t at), (file, to, bytes, at), write, to,
+                 bytes)
+HOSTRACE_SETTLED(ssize_t, readv, (int file, const iovec* parts, int count), (file, parts, count), write, parts, count)
+HOSTRACE_SETTLED(ssize_t, preadv, (int file, const iovec* parts, int count, off_t at), (file, parts, count, at), write,
+                 parts, count)
+HOSTRACE_SETTLED(ssize_t, preadv64, (int file, const iovec* parts, int count, off64_t at), (file, parts, count, at),
+                 write, parts, count)
+HOSTRACE_SETTLED(ssize_t, preadv2, (int file, const iovec* parts, int count, off_t at, int flags),
+                 (file, parts, count, at, flags), write, parts, count)
+HOSTRACE_SETTLED(ssize_t, preadv64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
+                 (file, parts, count, at, flags), write, parts, count)
+HOSTRACE_SETTLED(ssize_t, recv, (int socket, void* to, size_t bytes, int flags), (socket, to, bytes, flags), write, to,
+                 bytes)
+HOSTRACE_SETTLED(ssize_t, recvfrom,
+                 (int socket, void* to, size_t bytes, int flags, sockaddr* address, socklen_t* length),
+                 (socket, to, bytes, flags, address, length), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, recvmsg, (int socket, msghdr* message, int flags), (socket, message, flags), write,
+                 message == nullptr ? nullptr : message->msg_iov,
+                 message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
+HOSTRACE_SETTLED(size_t, fread, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file), write, to,
+                 (size * count))
+HOSTRACE_SETTLED(ssize_t, getrandom, (void* to, size_t bytes, unsigned flags), (to, bytes, flags), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, write, (int file, const void* from, size_t bytes), (file, from, bytes), read, from, bytes)
+HOSTRACE_SETTLED(ssize_t, pwrite, (int file, const void* from, size_t bytes, off_t at), (file, from, bytes, at), read,
+                 from, bytes)
+HOSTRACE_SETTLED(ssize_t, pwrite64, (int file, const void* from, size_t bytes, off64_t at), (file, from, bytes, at),
+                 read, from, bytes)
+HOSTRACE_SETTLED(ssize_t, writev, (int file, const iovec* parts, int count), (file, parts, count), read, parts, count)
+HOSTRACE_SETTLED(ssize_t, send, (int socket, const void* from, size_t bytes, int flags), (socket, from, bytes, flags),
+                 read, from, bytes)
+HOSTRACE_SETTLED(ssize_t, sendto,
+                 (int socket, const void* from, size_t bytes, int flags, const sockaddr* address, socklen_t length),
+                 (socket, from, bytes, flags, address, length), read, from, bytes)
+HOSTRACE_SETTLED(ssize_t, sendmsg, (int socket, const msghdr* message, int flags), (socket, message, flags), read,
+                 message == nullptr ? nullptr : message->msg_iov,
+                 message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
+HOSTRACE_SETTLED(size_t, fwrite, (const void* from, size_t size, size_t count, FILE* file), (from, size, count, file),
+                 read, from, (size * count))
+HOSTRACE_SETTLED(size_t, fread_unlocked, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file),
+                 write, to, (size * count))
+HOSTRACE_SETTLED(size_t, fwrite_unlocked, (const void* from, size_t size, size_t count, FILE* file),
+                 (from, size, count, file), read, from, (size * count))
+HOSTRACE_SETTLED(int, fputs, (const char* from, FILE* file), (from, file), read, from, std::strlen(from))
+HOSTRACE_SETTLED(ssize_t, pwritev, (int file, const iovec* parts, int count, off_t at), (file, parts, count, at), read,
+                 parts, count)
+HOSTRACE_SETTLED(ssize_t, pwritev64, (int file, const iovec* parts, int count, off64_t at), (file, parts, count, at),
+                 read, parts, count)
+HOSTRACE_SETTLED(ssize_t, pwritev2, (int file, const iovec* parts, int count, off_t at, int flags),
+                 (file, parts, count, at, flags), read, parts, count)
+HOSTRACE_SETTLED(ssize_t, pwritev64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
+                 (file, parts, count, at, flags), read, parts, count)
+// What a fortified program calls instead.
+HOSTRACE_SETTLED(ssize_t, __read_chk, (int file, void* to, size_t bytes, size_t room), (file, to, bytes, room), write,
+                 to, bytes)
+HOSTRACE_SETTLED(ssize_t, __pread_chk, (int file, void* to, size_t bytes, off_t at, size_t room),
+                 (file, to, bytes, at, room), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, __pread64_chk, (int file, void* to, size_t bytes, off64_t at, size_t room),
+                 (file, to, bytes, at, room), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, __recv_chk, (int socket, void* to, size_t bytes, size_t room, int flags),
+                 (socket, to, bytes, room, flags), write, to, bytes)
+HOSTRACE_SETTLED(ssize_t, __recvfrom_chk,
+                 (int socket, void* to, size_t bytes, size_t room, int flags, sockaddr* address, socklen_t* length),
+                 (socket, to, bytes, room, flags, address, length), write, to, bytes)
+HOSTRACE_SETTLED(size_t, __fread_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
+                 (to, room, size, count, file), write, to, (size * count))
+HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
+                 (to, room, size, count, file), write, to, (size * count))
+
+// On x86-64 each of these takes its arguments in the same places, whatever and how many they are.
+#define HOSTRACE_AGAIN(name, refused)                                                                         \
+    HOSTRACE_EXPORT long again_##name(long a, long b, long c, long d, long e, long f, long g) __asm__(#name); \
+    long again_##name(long a, long b, long c, long d, long e, long f, long g) {                               \
+        static constinit Next<long(long, long, long, long, long, long, long)> next(#name);                    \
+        return again([&] { return next(a, b, c, d, e, f, g); }, refused);                                     \
+    }
+#define AGAIN(name) HOSTRACE_AGAIN(name, by_errno)
+#define NULL_AGAIN(name) HOSTRACE_AGAIN(name, by_null)
+#define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
+#include "hostrace/again.def"
+
+// The same for those that set a mask while they wait, with the two signals out of it (interpose.cc).
+HOSTRACE_EXPORT int masked_sigsuspend(const sigset_t* mask) __asm__("sigsuspend");
+int masked_sigsuspend(const sigset_t* mask) {
+    static constinit Next<int(const sigset_t*)> next("sigsuspend");
+    const Masked masked(mask);
+    return again([&] { return next(masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_ppoll(pollfd* files, nfds_t count, const timespec* time,
+                                 const sigset_t* mask) __asm__("ppoll");
+int masked_ppoll(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask) {
+    static constinit Next<int(pollfd*, nfds_t, const timespec*, const sigset_t*)> next("ppoll");
+    const Masked masked(mask);
+    return again([&] { return next(files, count, time, masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time,
+                                   const sigset_t* mask) __asm__("pselect");
+int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time, const sigset_t* mask) {
+    static constinit Next<int(int, fd_set*, fd_set*, fd_set*, const timespec*, const sigset_t*)> next("pselect");
+    const Masked masked(mask);
+    return again([&] { return next(end, reads, writes, others, time, masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_epoll_pwait(int set, epoll_event* events, int count, int ms,
+                                       const sigset_t* mask) __asm__("epoll_pwait");
+int masked_epoll_pwait(int set, epoll_event* events, int count, int ms, const sigset_t* mask) {
+    static constinit Next<int(int, epoll_event*, int, int, const sigset_t*)> next("epoll_pwait");
+    const Masked masked(mask);
+    return again([&] { return next(set, events, count, ms, masked.given); }, by_errno);
+}

@@ -1,0 +1,735 @@
+// Programs that are right, aimed at where page protection could harm them: `programs NAME` says what it saw, and says
+// the same with and without hostrace. `programs` lists them.
+#include <aio.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cerrno>
+#include <climits>
+#include <csetjmp>
+#include <csignal>
+#include <ctime>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda.h"
+
+namespace harm {
+namespace {
+
+std::map<std::string, int (*)()>& programs() {
+    static std::map<std::string, int (*)()> all;
+    return all;
+}
+
+#define PROGRAM(name)                                                            \
+    int name();                                                                  \
+    [[maybe_unused]] const bool name##_known = (programs()[#name] = name, true); \
+    int name()
+
+void say(const char* what, long result) {
+    std::printf("%s %ld %s\n", what, result, result < 0 ? std::strerror(errno) : "");
+}
+
+// Until the thread waits in the kernel in this system call.
+void until_blocked(const std::atomic<int>& thread, long number) {
+    for (;;) {
+        std::array<char, 64> path{};
+        std::array<char, 64> text{};
+        std::snprintf(path.data(), path.size(), "/proc/self/task/%d/syscall", thread.load());
+        const int file = open(path.data(), O_RDONLY);
+        const bool any = file >= 0 && syscall(SYS_read, file, text.data(), text.size() - 1) > 0;
+        close(file);
+        if (any && std::strtol(text.data(), nullptr, 10) == number && text[0] != 'r') {
+            return;
+        }
+        sched_yield();
+    }
+}
+
+// A thread waits in a call that writes the beginning of a page, and a copy begins behind it in the same page.
+int blocked(long number, const std::function<long(char*)>& wait, const std::function<void()>& wake) {
+    Cuda cuda;
+    char* page = cuda.pinned(kPage);
+    std::atomic<int> thread{0};
+    long result = 0;
+    int error = 0;
+    std::thread waits([&] {
+        thread = static_cast<int>(syscall(SYS_gettid));
+        result = wait(page);
+        error = errno;
+    });
+    while (thread == 0) {
+        sched_yield();
+    }
+    until_blocked(thread, number);
+    cuda.close();
+    cuda.fetch(page + 512, 256);
+    wake();
+    waits.join();
+    errno = error;
+    say("waited", result);
+    std::printf("%.4s\n", page);
+    cuda.finish();
+    return 0;
+}
+
+struct Pair {
+    explicit Pair(int type) { socketpair(AF_UNIX, type, 0, ends.data()); }
+    void wake() const { static_cast<void>(!write(ends[1], "data", 4)); }
+    std::array<int, 2> ends{};
+};
+
+PROGRAM(blocked_recv) {
+    const Pair pair(SOCK_STREAM);
+    return blocked(SYS_recvfrom, [&](char* to) { return recv(pair.ends[0], to, 64, 0); }, [&] { pair.wake(); });
+}
+PROGRAM(blocked_recv_of_a_datagram) {
+    const Pair pair(SOCK_DGRAM);
+    return blocked(
+        SYS_recvfrom, [&](char* to) { return recvfrom(pair.ends[0], to, 64, 0, nullptr, nullptr); },
+        [&] { pair.wake(); });
+}
+PROGRAM(blocked_recvmsg) {
+    const Pair pair(SOCK_DGRAM);
+    return blocked(
+        SYS_recvmsg,
+        [&](char* to) {
+            iovec part{to, 64};
+            msghdr message{};
+            message.msg_iov = &part;
+            message.msg_iovlen = 1;
+            return recvmsg(pair.ends[0], &message, 0);
+        },
+        [&] { pair.wake(); });
+}
+PROGRAM(blocked_read) {
+    const Pair pair(SOCK_STREAM);
+    return blocked(SYS_read, [&](char* to) { return read(pair.ends[0], to, 64); }, [&] { pair.wake(); });
+}
+PROGRAM(blocked_readv) {
+    const Pair pair(SOCK_STREAM);
+    return blocked(
+        SYS_readv,
+        [&](char* to) {
+            std::array<iovec, 2> parts{iovec{to, 2}, iovec{to + 2, 2}};
+            return readv(pair.ends[0], parts.data(), 2);
+        },
+        [&] { pair.wake(); });
+}
+PROGRAM(blocked_fread) {
+    const Pair pair(SOCK_STREAM);
+    FILE* file = fdopen(pair.ends[0], "r");
+    setvbuf(file, nullptr, _IONBF, 0);
+    return blocked(SYS_read, [&](char* to) { return static_cast<long>(fread(to, 1, 4, file)); }, [&] { pair.wake(); });
+}
+PROGRAM(blocked_poll) {
+    const Pair pair(SOCK_STREAM);
+    return blocked(
+        SYS_poll,
+        [&](char* page) {
+            auto* file = reinterpret_cast<pollfd*>(page + 64);
+            *file = {pair.ends[0], POLLIN, 0};
+            const int result = poll(file, 1, -1);
+            return result * 100L + file->revents;
+        },
+        [&] { pair.wake(); });
+}
+PROGRAM(blocked_epoll_wait) {
+    const Pair pair(SOCK_STREAM);
+    const int set = epoll_create1(0);
+    epoll_event wanted{};
+    wanted.events = EPOLLIN | EPOLLONESHOT;
+    epoll_ctl(set, EPOLL_CTL_ADD, pair.ends[0], &wanted);
+    return blocked(
+        SYS_epoll_wait, [&](char* page) { return epoll_wait(set, reinterpret_cast<epoll_event*>(page + 64), 1, -1); },
+        [&] { pair.wake(); });
+}
+PROGRAM(blocked_write) {
+    const Pair pair(SOCK_STREAM);
+    std::vector<char> got(1 << 22);
+    return blocked(
+        SYS_write,
+        [&](char* page) {
+            long sent = 0;
+            std::memcpy(page, "full", 4);
+            while (sent < 1 << 22) {
+                const long part = write(pair.ends[1], page, 256);
+                if (part < 0) {
+                    return part;
+                }
+                sent += part;
+            }
+            return sent;
+        },
+        [&] {
+            long all = 0;
+            while (all < 1 << 22) {
+                all += read(pair.ends[0], got.data(), got.size());
+            }
+            say("drained", all);
+        });
+}
+
+// Threads copy, each in a buffer of its own, while the process ends.
+PROGRAM(exit_while_threads_copy) {
+    static Cuda cuda;
+    static std::atomic<int> copies{0};
+    for (int number = 0; number < 8; ++number) {
+        std::thread([] {
+            char* buffer = cuda.pinned(kPage);
+            void* stream = nullptr;
+            call("cuStreamCreate", &stream, 1U);
+            for (;; ++copies) {
+                call("cuMemcpyHtoDAsync_v2", cuda.memory, buffer, kPage, stream);
+                call("cuStreamSynchronize", stream);
+                *buffer = 1;
+            }
+        }).detach();
+    }
+    while (copies < 100) {
+        sched_yield();
+    }
+    std::printf("done\n");
+    std::exit(0);
+}
+
+// A copy of the page has ended, and nobody has waited for it: the page is still protected.
+char* stale_page(Cuda& cuda) {
+    char* page = cuda.pinned(kPage);
+    cuda.close();
+    cuda.send(page, 256);
+    cuda.send(page, 256);
+    cuda.open();
+    char* other = cuda.pinned(kPage);
+    cuda.fetch(other, 8);
+    void* event = nullptr;
+    call("cuEventCreate", &event, 0U);
+    call("cuEventRecord", event, cuda.stream);
+    auto query = reinterpret_cast<int (*)(void*)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuEventQuery"));
+    while (query(event) != 0) {
+        sched_yield();
+    }
+    return page;
+}
+
+PROGRAM(thread_that_blocked_all_signals_before_cuda) {
+    std::atomic<char*> page{nullptr};
+    std::atomic<bool> masked{false};
+    std::thread worker([&] {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, nullptr);
+        masked = true;
+        while (page == nullptr) {
+            sched_yield();
+        }
+        *page.load() = 7;
+        std::printf("wrote %d\n", *page.load());
+    });
+    while (!masked) {
+        sched_yield();
+    }
+    Cuda cuda;
+    page = stale_page(cuda);
+    worker.join();
+    return 0;
+}
+PROGRAM(server_with_a_thread_for_signals) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    std::thread waits([&] {
+        int got = 0;
+        sigset_t wanted;
+        sigemptyset(&wanted);
+        sigaddset(&wanted, SIGTERM);
+        sigwait(&wanted, &got);
+        std::printf("got %d\n", got);
+    });
+    Cuda cuda;
+    stale_page(cuda)[1] = 7;
+    std::thread worker([&] { stale_page(cuda)[1] = 7; });
+    worker.join();
+    kill(getpid(), SIGTERM);
+    waits.join();
+    return 0;
+}
+PROGRAM(started_with_signals_blocked) {
+    if (std::getenv("HARM_AGAIN") == nullptr) {
+        sigset_t all;
+        sigfillset(&all);
+        syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, nullptr, 8);
+        setenv("HARM_AGAIN", "1", 1);
+        execl("/proc/self/exe", "programs", "started_with_signals_blocked", nullptr);
+    }
+    Cuda cuda;
+    stale_page(cuda)[1] = 7;
+    std::printf("wrote\n");
+    return 0;
+}
+PROGRAM(thread_whose_attributes_block_signals) {
+    pthread_attr_t attributes;
+    sigset_t all;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setsigmask_np(&attributes, &all);
+    static Cuda cuda;
+    pthread_t thread{};
+    pthread_create(
+        &thread, &attributes,
+        [](void*) -> void* {
+            stale_page(cuda)[1] = 7;
+            std::printf("wrote\n");
+            return nullptr;
+        },
+        nullptr);
+    return pthread_join(thread, nullptr);
+}
+PROGRAM(mask_that_is_asked_for) {
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    pthread_sigmask(SIG_SETMASK, nullptr, &before);
+    std::printf("%d %d %d\n", sigismember(&before, SIGSEGV), sigismember(&before, SIGTRAP),
+                sigismember(&before, SIGINT));
+    std::thread([&] {
+        sigset_t inherited;
+        sigprocmask(SIG_SETMASK, nullptr, &inherited);
+        std::printf("%d\n", sigismember(&inherited, SIGSEGV));
+    }).join();
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGSEGV);
+    pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+    sigprocmask(SIG_BLOCK, nullptr, &before);
+    std::printf("%d %d\n", sigismember(&before, SIGSEGV), sigismember(&before, SIGTRAP));
+    return 0;
+}
+PROGRAM(sigsuspend_with_everything_else_blocked) {
+    static char* page = nullptr;
+    Cuda cuda;
+    page = stale_page(cuda);
+    struct sigaction action{};
+    action.sa_handler = [](int) { page[3] = 7; };
+    sigaction(SIGUSR1, &action, nullptr);
+    sigset_t most;
+    sigfillset(&most);
+    pthread_sigmask(SIG_SETMASK, &most, nullptr);
+    kill(getpid(), SIGUSR1);
+    sigdelset(&most, SIGUSR1);
+    sigsuspend(&most);
+    std::printf("wrote %d\n", page[3]);
+    return 0;
+}
+
+// Memory of the heap's kind: one page, in which only the second half is registered, and a copy into it is in flight.
+struct Shared {
+    Shared() {
+        page = static_cast<char*>(mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        cuda.pin(page + 2048, 512);
+        cuda.close();
+        cuda.fetch(page + 2048, 512);
+    }
+    ~Shared() { cuda.finish(); }
+    template <typename T>
+    T* make() {
+        return new (page) T();
+    }
+    Cuda cuda;
+    char* page = nullptr;
+};
+
+// The same, all of it pinned: what the kernel touches lies beside the copy.
+struct Pinned {
+    Pinned() : page(cuda.pinned(kPage)) {
+        cuda.close();
+        cuda.fetch(page + 2048, 512);
+    }
+    ~Pinned() { cuda.finish(); }
+    Cuda cuda;
+    char* page = nullptr;
+};
+
+PROGRAM(mutex_beside_registered_memory) {
+    Shared shared;
+    auto* mutex = shared.make<std::mutex>();
+    mutex->lock();
+    std::atomic<int> thread{0};
+    std::thread waits([&] {
+        thread = static_cast<int>(syscall(SYS_gettid));
+        mutex->lock();
+        std::printf("locked\n");
+        mutex->unlock();
+    });
+    while (thread == 0) {
+        sched_yield();
+    }
+    until_blocked(thread, SYS_futex);
+    mutex->unlock();
+    waits.join();
+    return 0;
+}
+PROGRAM(condition_beside_registered_memory) {
+    struct Both {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool done = false;
+    };
+    Shared shared;
+    auto* both = shared.make<Both>();
+    std::atomic<int> thread{0};
+    std::thread waits([&] {
+        thread = static_cast<int>(syscall(SYS_gettid));
+        std::unique_lock held(both->mutex);
+        both->changed.wait(held, [&] { return both->done; });
+        std::printf("told\n");
+    });
+    while (thread == 0) {
+        sched_yield();
+    }
+    until_blocked(thread, SYS_futex);
+    {
+        const std::lock_guard held(both->mutex);
+        both->done = true;
+        both->changed.notify_one();
+    }
+    waits.join();
+    return 0;
+}
+PROGRAM(register_beside_registered_memory) {
+    Shared shared;
+    // As the driver does: it reads the page's tables and refuses what is protected.
+    std::array<unsigned char, 1> resident{};
+    say("mincore", mincore(shared.page, kPage, resident.data()));
+    say("madvise", madvise(shared.page, kPage, MADV_POPULATE_WRITE));
+    return 0;
+}
+
+// Calls of the C library by which the kernel reads or writes around `at`.
+void calls_with_sockets(char* at) {
+    Pair pair(SOCK_DGRAM);
+    static_cast<void>(syscall(SYS_write, pair.ends[1], "data", 4));
+    *reinterpret_cast<pollfd*>(at) = {pair.ends[0], POLLIN, 0};
+    say("poll", poll(reinterpret_cast<pollfd*>(at), 1, 1000));
+    say("ppoll", ppoll(reinterpret_cast<pollfd*>(at), 1, nullptr, nullptr));
+    auto* const files = reinterpret_cast<fd_set*>(at);
+    FD_ZERO(files);
+    FD_SET(pair.ends[0], files);
+    say("select", select(pair.ends[0] + 1, files, nullptr, nullptr, nullptr));
+    say("ioctl", ioctl(pair.ends[0], FIONREAD, at));
+    auto* const message = reinterpret_cast<mmsghdr*>(at);
+    auto* const part = reinterpret_cast<iovec*>(at + 256);
+    *part = {at + 512, 64};
+    *message = {};
+    message->msg_hdr.msg_iov = part;
+    message->msg_hdr.msg_iovlen = 1;
+    say("recvmmsg", recvmmsg(pair.ends[0], message, 1, MSG_DONTWAIT, nullptr));
+    part->iov_len = 4;
+    say("sendmmsg", sendmmsg(pair.ends[1], message, 1, 0));
+    say("recvmsg", recvmsg(pair.ends[0], &message->msg_hdr, 0));
+    auto* const length = reinterpret_cast<socklen_t*>(at);
+    *length = sizeof(int);
+    say("getsockopt", getsockopt(pair.ends[0], SOL_SOCKET, SO_TYPE, at + 16, length));
+    *reinterpret_cast<int*>(at) = 1 << 16;
+    say("setsockopt", setsockopt(pair.ends[0], SOL_SOCKET, SO_RCVBUF, at, sizeof(int)));
+    *length = 64;
+    say("getsockname", getsockname(pair.ends[0], reinterpret_cast<sockaddr*>(at + 16), length));
+}
+
+void calls_with_files(char* at) {
+    say("stat", stat("/", reinterpret_cast<struct stat*>(at)));
+    say("lstat", lstat("/", reinterpret_cast<struct stat*>(at)));
+    say("fstat", fstat(0, reinterpret_cast<struct stat*>(at)));
+    say("fstatat", fstatat(AT_FDCWD, "/", reinterpret_cast<struct stat*>(at), 0));
+    say("pipe", pipe(reinterpret_cast<int*>(at)));
+    say("pipe2", pipe2(reinterpret_cast<int*>(at), O_CLOEXEC));
+    say("socketpair", socketpair(AF_UNIX, SOCK_STREAM, 0, reinterpret_cast<int*>(at)));
+    say("getcwd", getcwd(at, 256) == nullptr ? -1 : 0);
+    say("readlink", readlink("/proc/self/exe", at, 256) > 0 ? 0 : -1);
+    say("uname", uname(reinterpret_cast<utsname*>(at)));
+    say("getrusage", getrusage(RUSAGE_SELF, reinterpret_cast<rusage*>(at)));
+    say("getrlimit", getrlimit(RLIMIT_CORE, reinterpret_cast<rlimit*>(at)));
+    FILE* const file = fopen("/proc/self/exe", "r");
+    setvbuf(file, nullptr, _IONBF, 0);
+    say("fread_unlocked", static_cast<long>(fread_unlocked(at, 1, 64, file)));
+    say("sigpending", sigpending(reinterpret_cast<sigset_t*>(at)));
+    std::array<int, 2> ends{};
+    static_cast<void>(!pipe(ends.data()));
+    auto* const part = reinterpret_cast<iovec*>(at + 256);
+    *part = {at, 16};
+    say("vmsplice", vmsplice(ends[1], part, 1, 0));
+    iovec remote{at, 16};
+    *part = {at + 64, 16};
+    say("process_vm_readv", process_vm_readv(getpid(), part, 1, &remote, 1, 0));
+    auto* const times = reinterpret_cast<timespec*>(at);
+    *times = {0, 1000};
+    say("nanosleep", nanosleep(times, times + 1));
+    say("clock_nanosleep", clock_nanosleep(CLOCK_MONOTONIC, 0, times, nullptr));
+    say("clock_gettime", clock_gettime(CLOCK_THREAD_CPUTIME_ID, times));
+    std::strcpy(at, "/");
+    say("open", open(at, O_RDONLY) >= 0 ? 0 : -1);
+    say("openat", openat(AT_FDCWD, at, O_RDONLY) >= 0 ? 0 : -1);
+    say("access", access(at, R_OK));
+    say("getrandom", getrandom(at, 16, 0));
+    say("getentropy", getentropy(at, 16));
+    say("syscall", syscall(SYS_getrandom, at, 16, 0));
+}
+
+void calls_into(char* page) {
+    calls_with_sockets(page + 128);
+    calls_with_files(page + 128);
+}
+
+PROGRAM(calls_beside_registered_memory) {
+    Shared shared;
+    calls_into(shared.page);
+    char* const at = shared.page + 128;
+    auto* const request = reinterpret_cast<aiocb*>(at);
+    *request = {};
+    request->aio_fildes = open("/proc/self/exe", O_RDONLY);
+    request->aio_buf = at + 512;
+    request->aio_nbytes = 64;
+    say("aio_read", aio_read(request));
+    while (aio_error(request) == EINPROGRESS) {
+        sched_yield();
+    }
+    say("aio_return", aio_return(request));
+    return 0;
+}
+PROGRAM(calls_beside_pinned_memory) {
+    Pinned pinned;
+    calls_into(pinned.page);
+    return 0;
+}
+
+// Every other 128 bytes of 40 are in flight.
+PROGRAM(readv_of_many_parts) {
+    constexpr std::size_t kParts = 40;
+    Cuda cuda;
+    char* memory = cuda.pinned(kParts * kPage);
+    cuda.close();
+    std::array<iovec, kParts> parts{};
+    for (std::size_t at = 0; at < kParts; ++at) {
+        cuda.fetch(memory + at * kPage + 1024, 128);
+        parts[at] = {memory + at * kPage, 256};
+    }
+    const int zero = open("/dev/zero", O_RDONLY);
+    say("readv", readv(zero, parts.data(), kParts));
+    cuda.finish();
+    return 0;
+}
+PROGRAM(many_threads_that_wait) {
+    constexpr std::size_t kThreads = 200;
+    Cuda cuda;
+    char* memory = cuda.pinned(kThreads * kPage);
+    std::vector<std::thread> threads;
+    std::vector<Pair> pairs(kThreads, Pair(SOCK_STREAM));
+    std::atomic<long> got{0};
+    for (std::size_t at = 0; at < kThreads; ++at) {
+        pairs[at] = Pair(SOCK_STREAM);
+        threads.emplace_back([&, at] { got += recv(pairs[at].ends[0], memory + at * kPage, 64, 0); });
+    }
+    cuda.close();
+    for (std::size_t at = 0; at < kThreads; ++at) {
+        cuda.fetch(memory + at * kPage + 1024, 128);
+    }
+    for (const Pair& pair : pairs) {
+        static_cast<void>(!write(pair.ends[1], "data", 4));
+    }
+    for (std::thread& each : threads) {
+        each.join();
+    }
+    say("got", got);
+    cuda.finish();
+    return 0;
+}
+
+// What the device does not touch is the program's own, whoever starts or replaces what.
+PROGRAM(children_of_every_kind) {
+    Pinned pinned;
+    const auto child = [&](const char* how, pid_t id) {
+        if (id == 0) {
+            pinned.page[0] = 7;
+            pinned.page[2048] = 7;
+            _exit(pinned.page[0]);
+        }
+        int status = 0;
+        waitpid(id, &status, 0);
+        say(how, WEXITSTATUS(status));
+    };
+    std::fflush(stdout);
+    child("fork", fork());
+    say("system", system("exit 3"));
+    char name[] = "true";
+    char* arguments[] = {name, nullptr};
+    pid_t id = 0;
+    say("posix_spawnp", posix_spawnp(&id, "true", nullptr, nullptr, arguments, environ));
+    child("spawned", id);
+    FILE* out = popen("echo from a child", "r");
+    std::array<char, 64> line{};
+    say("popen", std::fgets(line.data(), 64, out) != nullptr ? 0 : -1);
+    std::printf("%s", line.data());
+    return pclose(out);
+}
+PROGRAM(fault_that_the_program_mends) {
+    static sigjmp_buf back;
+    Pinned pinned;
+    struct sigaction action{};
+    action.sa_handler = [](int) { siglongjmp(back, 1); };
+    sigaction(SIGSEGV, &action, nullptr);
+    for (static int round = 0; round < 3; ++round) {
+        if (sigsetjmp(back, 1) == 0) {
+            *reinterpret_cast<volatile int*>(8) = 1;
+        } else {
+            std::printf("mended\n");
+        }
+        pinned.page[0] = 1;
+    }
+    return 0;
+}
+PROGRAM(fault_in_memory_that_the_program_protects) {
+    static char* own;
+    Pinned pinned;
+    own = static_cast<char*>(mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    struct sigaction action{};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = [](int, siginfo_t* info, void*) {
+        mprotect(own, kPage, PROT_READ | PROT_WRITE);
+        *own = info->si_addr == own + 9 ? 'y' : 'n';
+    };
+    sigaction(SIGSEGV, &action, nullptr);
+    own[9] = 1;
+    std::printf("%c\n", *own);
+    return 0;
+}
+PROGRAM(crash) {
+    Pinned pinned;
+    std::printf("crashes\n");
+    std::fflush(stdout);
+    *reinterpret_cast<volatile int*>(8) = 1;
+    return 0;
+}
+PROGRAM(trap_of_the_program) {
+    Pinned pinned;
+    static int traps = 0;
+    struct sigaction action{};
+    action.sa_handler = [](int) { ++traps; };
+    sigaction(SIGTRAP, &action, nullptr);
+    pinned.page[0] = 1;
+    raise(SIGTRAP);
+    __asm__ volatile("int3");
+    std::printf("%d\n", traps);
+    return 0;
+}
+PROGRAM(interrupts_that_touch_neighbours) {
+    static char* page;
+    static std::atomic<int> ticks{0};
+    Pinned pinned;
+    page = pinned.page;
+    struct sigaction action{};
+    action.sa_handler = [](int) { page[16] = static_cast<char>(++ticks); };
+    sigaction(SIGALRM, &action, nullptr);
+    const itimerval often{{0, 500}, {0, 500}};
+    setitimer(ITIMER_REAL, &often, nullptr);
+    Cuda& cuda = pinned.cuda;
+    char* other = cuda.pinned(kPage);
+    while (ticks < 200) {
+        page[32] = page[33];
+        cuda.send(other, 8);
+    }
+    const itimerval never{};
+    setitimer(ITIMER_REAL, &never, nullptr);
+    std::printf("ticked\n");
+    return 0;
+}
+PROGRAM(threads_share_pages_and_keep_their_bytes) {
+    Cuda cuda;
+    char* memory = cuda.pinned(kPage);
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 4; ++number) {
+        threads.emplace_back([&, number] {
+            void* stream = nullptr;
+            call("cuStreamCreate", &stream, 1U);
+            char* own = memory + number * 512;
+            for (int round = 0; round < 300; ++round) {
+                std::memset(own, round & 127, 512);
+                call("cuMemcpyHtoDAsync_v2", cuda.memory + static_cast<unsigned>(number) * 512U, own, std::size_t{512},
+                     stream);
+                call("cuMemcpyDtoHAsync_v2", own, cuda.memory + static_cast<unsigned>(number) * 512U, std::size_t{512},
+                     stream);
+                call("cuStreamSynchronize", stream);
+                for (int at = 0; at < 512; ++at) {
+                    wrong += own[at] != (round & 127);
+                }
+            }
+        });
+    }
+    for (std::thread& each : threads) {
+        each.join();
+    }
+    say("wrong", wrong);
+    return 0;
+}
+PROGRAM(files_from_pinned_memory) {
+    Pinned pinned;
+    std::memset(pinned.page, 'a', 1024);
+    FILE* file = fopen("by_fwrite", "w");
+    say("fwrite", static_cast<long>(fwrite(pinned.page, 1, 1024, file)));
+    say("fputs", (pinned.page[8] = 0, fputs(pinned.page, file)));
+    fclose(file);
+    const int plain = open("by_write", O_CREAT | O_RDWR, 0600);
+    say("write", write(plain, pinned.page, 1024));
+    say("pwrite", pwrite(plain, pinned.page + 1, 1023, 1024));
+    say("pread", pread(plain, pinned.page, 100, 5));
+    std::memset(pinned.page, 'b', 64);
+    say("rename", (std::strcpy(pinned.page, "by_write"), std::rename(pinned.page, "renamed")));
+    return 0;
+}
+PROGRAM(fails_with_what_the_kernel_says) {
+    Pinned pinned;
+    say("read", read(-1, pinned.page, 8));
+    say("bad address", read(open("/dev/zero", O_RDONLY), reinterpret_cast<void*>(8), 8));
+    say("stat", stat(reinterpret_cast<const char*>(8), reinterpret_cast<struct stat*>(pinned.page)));
+    say("poll", poll(reinterpret_cast<pollfd*>(8), 1, 0));
+    return 0;
+}
+
+}  // namespace
+}  // namespace harm
+
+int main(int count, char** arguments) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    const auto& all = harm::programs();
+    if (count == 2 && all.contains(arguments[1])) {
+        return all.at(arguments[1])();
+    }
+    for (const auto& [name, run] : all) {
+        std::printf("%s\n", name.c_str());
+    }
+    return count == 1 ? 0 : 2;
+}
