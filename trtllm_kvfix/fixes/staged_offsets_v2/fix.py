@@ -21,6 +21,7 @@ import numpy as np
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
+from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import CopyFilter
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, Lender, Lending, way_back
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.fixes.waits import finish
