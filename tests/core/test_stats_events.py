@@ -75,7 +75,7 @@ def test_events_tell_the_story_of_a_block() -> None:
     assert (moved.kind, moved.block_hash, moved.tier, moved.tokens) == ("updated", expected, "host", [])
     m.reset_reuse_state()
     [removed] = m.get_latest_events()
-    assert (removed.kind, removed.block_hash) == ("removed", expected)
+    assert (removed.kind, removed.block_hash, removed.tier) == ("removed", expected, "host")
     assert [event.event_id for event in (stored, moved, removed)] == [0, 1, 2]
     assert m.get_latest_events() == []
 

@@ -42,6 +42,7 @@ void Mirror::apply(const BlockEvent& event) {
     }
     promise(found != tree.end(), "an event about a block that is not there");
     if (event.kind == EventKind::removed) {
+        promise(event.tier == found->second.tier, "a block goes from another tier than it was in");
         tree.erase(found);
     } else {
         found->second.tier = event.tier;
