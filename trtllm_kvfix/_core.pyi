@@ -791,45 +791,10 @@ class BlockManager:
         Nothing cached under the LoRA adapter, under the salt, or under both where both are given, is found again. Returns how many blocks that were.
         """
 
-    def pins(self, ids: Any = None, *, request_id: int | None = None, hashes: Sequence[int] | None = None, tier: str | None = None, window_size: int | None = None, request: SequenceRequest | None = None) -> Pins:
-        """
-        Pins like pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash, and returns a handle that ends the pins. With hashes, it stops at the first one that is not found.
-        """
-
     def decode_batch(self, request_ids: Any) -> DecodeBatch:
         """
         The sequences as a batch, for engines that grow the same ones in every step.
         """
-
-class Pins:
-    """
-    Pinned blocks, which stay where they are until release(), the end of a with block, or the end of this object. It may outlive its manager and be released again, which does nothing.
-    """
-
-    @property
-    def ids(self) -> list[int]:
-        """Block ids, in the order in which they were asked for."""
-
-    @property
-    def slots(self) -> list[tuple[int, str]]:
-        """The (slot, tier) of each block, as it was pinned."""
-
-    @property
-    def released(self) -> bool:
-        """Whether this handle has ended the pins."""
-
-    def release(self) -> None:
-        """
-        Ends every pin of this handle, once. Raises ValueError if somebody has unpinned one of the blocks by its id.
-        """
-
-    def __len__(self) -> int: ...
-
-    def __enter__(self) -> Pins: ...
-
-    def __exit__(self, kind: object | None, error: object | None, traceback: object | None) -> None: ...
-
-    def __repr__(self) -> str: ...
 
 class DecodeBatch:
     """

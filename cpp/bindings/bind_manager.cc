@@ -280,7 +280,6 @@ void bind_manager(nb::module_& m) {
     bind_questions(manager);
     bind_upkeep(manager);
     bind_verbs(manager);
-    bind_pin_handles(m, manager);
     bind_decode_batch(m, manager);
 }
 

@@ -40,10 +40,7 @@ pin::HashLookup lookup_of(const BlockManagerConfig& config, std::span<const Bloc
 
 }  // namespace
 
-BlockManager::BlockManager(BlockManagerConfig config)
-    : anchor_(std::make_shared<PinAnchor>()), state_(checked(std::move(config))) {
-    anchor_->manager = this;
-}
+BlockManager::BlockManager(BlockManagerConfig config) : state_(checked(std::move(config))) {}
 
 // ------------------------------------------------------------------------------------------------ sequences
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -15,7 +14,6 @@
 #include "core/event_log.h"
 #include "core/grow.h"
 #include "core/manager_mutex.h"
-#include "core/pins.h"
 #include "core/request.h"
 #include "core/results.h"
 #include "core/state.h"
@@ -28,7 +26,6 @@ class BlockManager {
     explicit BlockManager(BlockManagerConfig config);
     BlockManager(const BlockManager&) = delete;
     BlockManager& operator=(const BlockManager&) = delete;
-    ~BlockManager();
 
     const BlockManagerConfig& config() const { return state_.config; }
 
@@ -117,21 +114,11 @@ class BlockManager {
     std::uint64_t digest();
     void check_invariants() const;
 
-    // The same pins as handles that end them (core/pins.h). pins_by_hash() stops at the first hash that is not found.
-    Pins pins_of(RequestId id);
-    Pins pins_by_id(std::span<const BlockId> ids);
-    Pins pins_by_hash(std::span<const BlockHash> hashes, std::optional<Tier> tier, WindowSize window_size,
-                      const RequestPtr& request = nullptr);
-
   private:
-    friend class Pins;
-    void unpin(std::span<const HeldPin> pins);
     template <class MakePlan>
     bool grow_shortly(MakePlan&& make_plan);
 
-    const HomeProcess anchor_home_;
-    const std::shared_ptr<PinAnchor> anchor_;  // of every handle
-    mutable ManagerMutex mutex_;               // guards everything below
+    mutable ManagerMutex mutex_;  // guards everything below
     State state_;
     // Memory that calls use again, and what matching has found so far. No answer depends on it.
     AdmissionPlanner planner_;

@@ -114,12 +114,4 @@ void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> t
     end_each(state, ends);
 }
 
-void end(State& state, std::span<const HeldPin> pins) {
-    std::vector<std::pair<BlockId, std::size_t>> ends;
-    for (const HeldPin& pin : pins) {
-        ends.emplace_back(pin.block_id, static_cast<std::size_t>(pin.tier));
-    }
-    end_each(state, ends);
-}
-
 }  // namespace kvfix::pin

@@ -24,9 +24,6 @@ std::vector<BlockId> of_request(State& state, RequestId id);
 std::vector<PinnedSlot> by_id(State& state, std::span<const BlockId> ids);
 void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> tier);
 
-// Ends these pins, each in its own tier.
-void end(State& state, std::span<const HeldPin> pins);
-
 // The positions, in a request's prompt, of the blocks that a look-up by hash names.
 struct Path {
     RequestPtr request;

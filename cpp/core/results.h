@@ -58,13 +58,6 @@ struct PinnedSlot {
     Tier tier;
 };
 
-// One of a handle's pins.
-struct HeldPin {
-    BlockId block_id;
-    SlotIndex slot;
-    Tier tier;
-};
-
 // A caller's int32 table (windows, rows, 2, blocks), C-contiguous.
 struct OffsetTable {
     std::int32_t* data;

@@ -40,8 +40,6 @@ void ByteProgram::step() {
         {&ByteProgram::offload_hashes, 2},
         {&ByteProgram::truncate, 1},
         {&ByteProgram::drop_tenant, 1},
-        {&ByteProgram::take_handle, 2},
-        {&ByteProgram::release_handle, 2},
         {&ByteProgram::suspend, 3},
         {&ByteProgram::resume, 3},
         {&ByteProgram::remove_suspended, 1},
@@ -65,9 +63,6 @@ void ByteProgram::wind_up() {
     }
     for (const auto& [id, sequence] : sequences_) {
         verify(sequence);
-    }
-    while (!handles_.empty()) {
-        release_handle();
     }
     for (const Pinned& pinned : std::exchange(pins_, {})) {
         memory_.unpin(pinned.place);

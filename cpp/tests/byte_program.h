@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <optional>
 #include <span>
@@ -66,8 +65,6 @@ class ByteProgram {
     void offload_hashes();
     void truncate();
     void drop_tenant();
-    void take_handle();
-    void release_handle();
 
     // byte_program_preempt.cc
     void suspend();
@@ -104,7 +101,6 @@ class ByteProgram {
     ShadowMemory memory_;
     std::map<RequestId, OwnedSequence> sequences_;
     std::map<RequestId, OwnedSequence> suspended_;
-    std::list<Pins> handles_;  // their pins are among pins_
     std::vector<Ticket> tickets_;
     std::vector<Pinned> pins_;
     std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window

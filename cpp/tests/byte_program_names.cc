@@ -1,7 +1,5 @@
-// The calls of a ByteProgram about blocks by name: live stores, hashes, tenants, and pins that end with a handle.
+// The calls of a ByteProgram about blocks by name: live stores, hashes and tenants.
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "tests/byte_program.h"
 
@@ -87,66 +85,6 @@ void ByteProgram::drop_tenant() {
     }
     promise(manager_.analyze_prefix_reuse(fresh.request).tokens == 0, "something of a dropped tenant is found");
     promise(manager_.drop_tenant(lora_id, salt) == 0, "dropping a tenant twice finds more");
-}
-
-// ----------------------------------------------------------------------------------------------------- pins with handles
-
-void ByteProgram::take_handle() {
-    const RequestId request = any_request();
-    std::array<BlockId, 2> ids{};
-    std::ranges::generate(ids, [&] { return any_block(); });
-    const std::uint32_t kind = bytes_.below(3);
-    const WindowSize window = any_window();
-    const std::vector<BlockHash> hashes = any_hashes();
-    const auto pinned = [&] {
-        return kind == 0   ? manager_.pins_of(request)
-               : kind == 1 ? manager_.pins_by_id(ids)
-                           : manager_.pins_by_hash(hashes, std::nullopt, window);
-    };
-    if (!attempt([&] { handles_.push_back(pinned()); })) {
-        return;
-    }
-    std::vector<Held> held = kind == 0 ? held_by(sequences_.at(request)) : std::vector<Held>();
-    for (const HeldPin& pin : handles_.back().held()) {
-        if (kind == 0) {
-            const auto at = std::ranges::find(held, pin.block_id, &Held::id);
-            promise(at != held.end(), "a block is pinned that its request does not hold");
-            seen_.emplace(pin.block_id, at->place.window);
-        } else if (kind == 2) {
-            seen_.emplace(pin.block_id, memory_.window_index(window));
-        }
-        const Place place{seen_.at(pin.block_id), pin.tier, pin.slot};
-        memory_.pin(place, pin.block_id, kind == 2);
-        pins_.push_back({pin.block_id, place});
-    }
-}
-
-// Pins by id and pins of handles are counted together. A handle can end as long as each of its blocks has enough pins.
-void ByteProgram::release_handle() {
-    if (handles_.empty()) {
-        return;
-    }
-    const auto at = std::next(handles_.begin(), bytes_.below(static_cast<std::uint32_t>(handles_.size())));
-    Pins handle = std::move(*at);
-    handles_.erase(at);
-    std::vector<Pinned> left = pins_;
-    std::vector<Pinned> ended;
-    bool legal = true;
-    for (const HeldPin& pin : handle.held()) {
-        const auto pinned = std::ranges::find_if(
-            left, [&](const Pinned& one) { return one.id == pin.block_id && one.place.tier == pin.tier; });
-        legal = legal && pinned != left.end();
-        if (legal) {
-            ended.push_back(*pinned);
-            left.erase(pinned);
-        }
-    }
-    promise(attempt([&] { handle.release(); }) == legal,
-            legal ? "a handle cannot be released" : "a handle ends pins that are not there");
-    promise(handle.released(), "a handle is not released");
-    if (legal) {
-        std::ranges::for_each(ended, [&](const Pinned& pin) { forget_pin(pin); });
-    }
 }
 
 }  // namespace kvfix::testing

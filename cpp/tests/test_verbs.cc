@@ -1,10 +1,7 @@
-// Blocks that are stored while a sequence lives, copied and forgotten by name, and pins that end themselves.
+// Blocks that are stored while a sequence lives, copied and forgotten by name.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <stdexcept>
-#include <thread>
-#include <utility>
 
 #include "core/errors.h"
 #include "tests/support.h"
@@ -194,54 +191,6 @@ TEST(Tenants, ALiveSequenceKeepsItsBlocks) {
     EXPECT_EQ(manager.ids(1).size(), 2U);
     EXPECT_EQ(manager.reusable(joined(kX, {1}), {.salt = "a"}), 0U);
     manager.check_invariants();
-}
-
-// ------------------------------------------------------------------------------------------------ handles
-
-TEST(PinHandles, ReleaseOnceAtTheEndOfTheirScope) {
-    Manager manager(config(4));
-    manager.cache(1, kX);
-    {
-        Pins pins = manager.pins_by_hash(hashes_of(*request(1, kX)), std::nullopt, std::nullopt);
-        EXPECT_EQ(pins.held().size(), 2U);
-        EXPECT_EQ(manager.primary().owned, 2U);
-        const Pins moved = std::move(pins);
-    }
-    EXPECT_EQ(manager.primary().owned, 0U);
-    manager.check_invariants();
-}
-
-TEST(PinHandles, MayBeReleasedTwiceByTwoThreads) {
-    Manager manager(config(4));
-    manager.add_sequence(request(1, kX));
-    manager.pin_blocks(1);
-    Pins pins = manager.pins_of(1);
-    std::thread other([&] { pins.release(); });
-    pins.release();
-    other.join();
-    EXPECT_TRUE(pins.released());
-    manager.forget(1);
-    EXPECT_EQ(manager.primary().owned, 2U) << "the other pin is still there";
-}
-
-TEST(PinHandles, MayOutliveTheirManager) {
-    auto manager = std::make_unique<Manager>(config(4));
-    manager->add_sequence(request(1, kX));
-    Pins pins = manager->pins_of(1);
-    manager.reset();
-    EXPECT_TRUE(pins.released());
-    pins.release();
-}
-
-TEST(PinHandles, SayWhereSomebodyElseHasUnpinnedAndUnpinNothingThen) {
-    Manager manager(config(4));
-    manager.cache(1, kX);
-    Pins pins = manager.pins_by_hash(hashes_of(*request(1, kX)), std::nullopt, std::nullopt);
-    const BlockId first = pins.held()[0].block_id;
-    manager.unpin_blocks_by_id({&first, 1}, std::nullopt);
-    EXPECT_THROW(pins.release(), std::invalid_argument);
-    EXPECT_EQ(manager.primary().owned, 1U);
-    EXPECT_NO_THROW(pins.release());
 }
 
 }  // namespace

@@ -60,8 +60,6 @@ BAD_CALLS: dict[str, tuple[Errors, Callable[[Manager], object]]] = {
     "truncate, negative": (ValueError, lambda m: m.truncate_blocks(request(9), -1)),
     "drop, nobody": (ValueError, lambda m: m.drop_tenant()),
     "drop, not a salt": (TypeError, lambda m: m.drop_tenant(salt=1.5)),  # type: ignore[arg-type]
-    "handle of nothing": (ValueError, lambda m: m.pins()),
-    "handle, unknown": (native.UnknownRequest, lambda m: m.pins(request_id=UNHEARD)),
     "suspend, unknown": (native.UnknownRequest, lambda m: m.suspend_sequence(UNHEARD)),
     "resume, unknown": (native.UnknownRequest, lambda m: m.resume_sequence(UNHEARD)),
     "to resume, unknown": (native.UnknownRequest, lambda m: m.blocks_to_resume(UNHEARD)),

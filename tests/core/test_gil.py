@@ -81,7 +81,6 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "offload_blocks_by_hash": lambda m: m.offload_blocks_by_hash([2**127]),
     "truncate_blocks": lambda m: m.truncate_blocks(SequenceRequest(3, [7]), 0),
     "drop_tenant": lambda m: m.drop_tenant(lora_id=1),
-    "pins": lambda m: m.pins([]),
     "suspend_sequence": lambda m: m.suspend_sequence(9),
     "resume_sequence": lambda m: m.resume_sequence(9),
     "blocks_to_resume": lambda m: m.blocks_to_resume(9),
@@ -119,13 +118,6 @@ def test_no_method_is_forgotten_here() -> None:
 @pytest.mark.parametrize("name", WAITERS)
 def test_waiting_for_the_lock_does_not_stop_python(name: str, large: BlockManager) -> None:
     assert python_runs_beside(large, WAITERS[name])
-
-
-@pytest.mark.usefixtures("stubborn_threads")
-def test_dropping_pins_does_not_stop_python(large: BlockManager) -> None:
-    """The last reference ends the pins, and that waits for the lock as release() does."""
-    handles = [large.pins([]) for _ in range(ATTEMPTS)]
-    assert python_runs_beside(large, lambda _: handles.pop())
 
 
 def python_runs_beside(m: BlockManager, wait: Callable[[BlockManager], object]) -> bool:
