@@ -786,11 +786,6 @@ class BlockManager:
         Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last first, up to one that something else follows or uses. Returns how many.
         """
 
-    def drop_tenant(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None) -> int:
-        """
-        Nothing cached under the LoRA adapter, under the salt, or under both where both are given, is found again. Returns how many blocks that were.
-        """
-
     def decode_batch(self, request_ids: Any) -> DecodeBatch:
         """
         The sequences as a batch, for engines that grow the same ones in every step.

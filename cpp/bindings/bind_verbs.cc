@@ -38,11 +38,6 @@ std::uint64_t truncate_blocks(BlockManager& self, const SequenceRequest& request
     return without_gil([&] { return self.truncate_blocks(request.request, kept); });
 }
 
-std::uint64_t drop_tenant(BlockManager& self, std::optional<std::int64_t> lora_id, nb::handle salt) {
-    const Salt of = read_salt(salt, {"drop_tenant, salt"});
-    return without_gil([&] { return self.drop_tenant(lora_id, of); });
-}
-
 void bind_storing(ManagerClass& c) {
     using namespace nb::literals;
     c.def("store_blocks_for_reuse", &store_blocks, "request_id"_a, nb::kw_only(), "pin"_a = false,
@@ -82,13 +77,7 @@ void bind_by_name(ManagerClass& c) {
           "(on its way, until its ticket has ended), None for a miss. All or nothing: OutOfBlocks (tier 'host').")
         .def("truncate_blocks", &truncate_blocks, "request"_a, "tokens_kept"_a,
              "Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last "
-             "first, up to one that something else follows or uses. Returns how many.")
-        .def("drop_tenant", &drop_tenant, nb::kw_only(), "lora_id"_a = nb::none(), "salt"_a = nb::none(),
-             nb::sig(
-                 "def drop_tenant(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None) -> int"),
-             "Nothing cached under the LoRA adapter, under the salt, or under both where both are given, is found "
-             "again. "
-             "Returns how many blocks that were.");
+             "first, up to one that something else follows or uses. Returns how many.");
 }
 
 // Waits for the manager's lock, as every other question does.

@@ -195,11 +195,6 @@ std::uint64_t BlockManager::truncate_blocks(const RequestPtr& request, std::uint
     return prune::conversation(state_, *request, tokens_kept);
 }
 
-std::uint64_t BlockManager::drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt) {
-    const ManagerGuard guard(mutex_);
-    return prune::tenant(state_, lora_id, salt);
-}
-
 // ------------------------------------------------------------------------------------------------ block lists
 
 std::vector<BlockIdTable> BlockManager::get_batch_cache_block_ids(std::span<const RequestId> ids,

@@ -82,10 +82,9 @@ class BlockManager {
     std::vector<std::optional<BlockId>> offload_blocks_by_hash(std::span<const BlockHash> hashes, bool stop_on_miss,
                                                                WindowSize window_size,
                                                                const RequestPtr& request = nullptr);
-    // The first drops the blocks that a conversation has behind its first tokens and no other uses, the second all
-    // blocks of a tenant. Both return the number of blocks that left the tree.
+    // Drops the blocks that a conversation has behind its first tokens and no other uses. Returns how many left the
+    // tree.
     std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);
-    std::uint64_t drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt);
 
     std::vector<BlockIdTable> get_batch_cache_block_ids(std::span<const RequestId> ids, WindowSize window_size) const;
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,

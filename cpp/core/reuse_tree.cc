@@ -40,8 +40,7 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& s
       roots_by_prefix_(by_prefix ? store.size() : 0),
       above_(by_prefix ? store.size() : 0),
       next_(above_.size(), kNone),
-      further_(store.size(), kNone),
-      tenants_(key_for(seed, "parts of tenants")) {}
+      further_(store.size(), kNone) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
     std::uint64_t x = (number(block) ^ rank_seed_) * 0x9e3779b97f4a7c15;
@@ -62,7 +61,7 @@ ParentRef ReuseTree::find_root(const Identity& identity) const {
         return find_prefix(first);
     }
     const TenantIndex::Tenant* found = tenants_.find({identity.text(), first.key});
-    return found == nullptr ? ParentRef() : ParentRef::root(found->second.first);
+    return found == nullptr ? ParentRef() : ParentRef::root(found->second.last);
 }
 
 ParentRef ReuseTree::open_root(const Identity& identity) {
@@ -75,6 +74,19 @@ ParentRef ReuseTree::open_root(const Identity& identity) {
         roots_by_prefix_.insert(place_of(roots_[root].prefix), BlockIndex{root});
     }
     return ParentRef::root(root);
+}
+
+std::uint32_t ReuseTree::new_root(TenantIndex::Tenant& tenant, const Prefix& prefix) {
+    if (free_roots_.empty()) {
+        free_roots_.push_back(static_cast<std::uint32_t>(roots_.size()));
+        roots_.emplace_back();
+    }
+    const std::uint32_t root = free_roots_.back();
+    free_roots_.pop_back();
+    roots_[root] = Root{.tenant = &tenant, .prefix = prefix};
+    ++tenant.second.count;
+    tenant.second.last = root;
+    return root;
 }
 
 std::uint64_t ReuseTree::key_of(ParentRef parent) const {

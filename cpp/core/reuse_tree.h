@@ -166,8 +166,6 @@ class ReuseTree {
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
-    // Appends the children of all roots with that adapter, that salt, or both.
-    void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out) const;
 
     // The heap order of the treaps: fixed for each block, spread evenly, and the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
@@ -179,8 +177,6 @@ class ReuseTree {
   private:
     struct Root {
         TenantIndex::Tenant* tenant = nullptr;  // the owner
-        std::uint32_t previous = kNone;         // among the owner's roots
-        std::uint32_t next = kNone;
         Prefix prefix;
         BlockIndex children = kNone;
         std::uint32_t children_primary = 0;
@@ -194,11 +190,10 @@ class ReuseTree {
     }
     std::uint32_t new_root(TenantIndex::Tenant& tenant, const Prefix& prefix);
     void close_root(std::uint32_t root);
-    void leave_tenant(const Root& root);
     void link_prefix(BlockIndex block);
     BlockIndex find_end(const Prefix& prefix) const;
     void check_prefix(std::uint32_t root) const;
-    bool check_tenant(std::uint32_t root) const;
+    void check_tenant(std::uint32_t root) const;
     std::uint64_t place_of(const Prefix& prefix) const {
         return IndexHash::scattered(index_hash_.block_hash(prefix.hash));
     }

@@ -39,7 +39,6 @@ void ByteProgram::step() {
         {&ByteProgram::name_blocks, 1},
         {&ByteProgram::offload_hashes, 2},
         {&ByteProgram::truncate, 1},
-        {&ByteProgram::drop_tenant, 1},
         {&ByteProgram::suspend, 3},
         {&ByteProgram::resume, 3},
         {&ByteProgram::remove_suspended, 1},

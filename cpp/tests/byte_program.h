@@ -64,7 +64,6 @@ class ByteProgram {
     void name_blocks();
     void offload_hashes();
     void truncate();
-    void drop_tenant();
 
     // byte_program_preempt.cc
     void suspend();

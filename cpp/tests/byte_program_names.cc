@@ -1,4 +1,4 @@
-// The calls of a ByteProgram about blocks by name: live stores, hashes and tenants.
+// The calls of a ByteProgram about blocks by name: live stores and hashes.
 #include <algorithm>
 
 #include "tests/byte_program.h"
@@ -74,17 +74,6 @@ void ByteProgram::truncate() {
     const std::uint64_t per_window = ceil_div(request->num_tokens(), manager_.config().tokens_per_block);
     promise(removed <= per_window * manager_.config().windows.size(), "more blocks go than the request has");
     promise(manager_.truncate_blocks(request, kept) == 0, "truncating twice finds more");
-}
-
-void ByteProgram::drop_tenant() {
-    const OwnedSequence fresh = make_request(bytes_, next_id_++, manager_.config());
-    const std::optional<std::int64_t> lora_id = fresh.request->lora_id;
-    const Salt& salt = fresh.request->salt;
-    if (!attempt([&] { manager_.drop_tenant(lora_id, salt); })) {
-        return;
-    }
-    promise(manager_.analyze_prefix_reuse(fresh.request).tokens == 0, "something of a dropped tenant is found");
-    promise(manager_.drop_tenant(lora_id, salt) == 0, "dropping a tenant twice finds more");
 }
 
 }  // namespace kvfix::testing

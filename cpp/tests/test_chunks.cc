@@ -217,22 +217,6 @@ TEST_F(Gaps, EvictingWhatLiesOutsideAWindowCostsNoReuse) {
     EXPECT_EQ(manager.reusable(joined(prompt, {1})), 0U);
 }
 
-TEST_F(Gaps, ATenantIsDroppedWithWhatHasLostTheBlocksBeforeIt) {
-    manager.cache(1, tokens(20, 1000), {.salt = "mine"});
-    manager.cache(2, tokens(4, 2000), {.salt = "theirs"});
-    evict(3);
-    EXPECT_EQ(manager.reusable(joined(tokens(20, 1000), {1}), {.salt = "mine"}), 20U);
-    EXPECT_EQ(manager.drop_tenant(std::nullopt, "mine"), 2U);
-    EXPECT_EQ(manager.reusable(joined(tokens(20, 1000), {1}), {.salt = "mine"}), 0U);
-    EXPECT_EQ(manager.reusable(joined(tokens(4, 2000), {1}), {.salt = "theirs"}), 4U);
-    EXPECT_EQ(manager.drop_tenant(std::nullopt, "mine"), 0U);
-    EXPECT_EQ(manager.primary().free, 5U);
-    manager.check_invariants();
-    EXPECT_EQ(serve(manager, 3, tokens(20, 1000), 4, {.salt = "mine"}), 0U) << "and begins anew";
-    EXPECT_EQ(manager.drop_tenant(std::nullopt, "mine"), 5U);
-    manager.check_invariants();
-}
-
 // Nobody can use the blocks behind a gap without the whole window before some position. So they count as absent.
 TEST_F(Gaps, WhatDoesNotCoverAWindowIsNotReused) {
     manager.cache(1, prompt);

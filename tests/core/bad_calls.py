@@ -58,8 +58,6 @@ BAD_CALLS: dict[str, tuple[Errors, Callable[[Manager], object]]] = {
     "offload, a stranger's hash": (ValueError, lambda m: m.offload_blocks_by_hash([2**127], request=request(9))),
     "truncate, more than there is": (ValueError, lambda m: m.truncate_blocks(request(9), 4)),
     "truncate, negative": (ValueError, lambda m: m.truncate_blocks(request(9), -1)),
-    "drop, nobody": (ValueError, lambda m: m.drop_tenant()),
-    "drop, not a salt": (TypeError, lambda m: m.drop_tenant(salt=1.5)),  # type: ignore[arg-type]
     "suspend, unknown": (native.UnknownRequest, lambda m: m.suspend_sequence(UNHEARD)),
     "resume, unknown": (native.UnknownRequest, lambda m: m.resume_sequence(UNHEARD)),
     "to resume, unknown": (native.UnknownRequest, lambda m: m.blocks_to_resume(UNHEARD)),

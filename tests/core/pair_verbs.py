@@ -6,7 +6,6 @@ from trtllm_kvfix import native
 
 from .event_mirror import full_blocks, hash_of
 from .model import Request
-from .model.values import Salt
 from .native_values import native_request
 from .pair import Pair, free_blocks
 
@@ -74,13 +73,6 @@ def truncate(pair: Pair, request: Request, tokens_kept: int) -> None:
     got = pair.both(
         lambda: pair.model.truncate_blocks(request, tokens_kept),
         lambda: pair.core.truncate_blocks(native_request(request), tokens_kept),
-    )
-    assert got is None or got[0] == got[1]
-
-
-def drop_tenant(pair: Pair, lora_id: int | None, salt: Salt) -> None:
-    got = pair.both(
-        lambda: pair.model.drop_tenant(lora_id, salt), lambda: pair.core.drop_tenant(lora_id=lora_id, salt=salt)
     )
     assert got is None or got[0] == got[1]
 

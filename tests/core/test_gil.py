@@ -80,7 +80,6 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "commit_and_get_block_hashes": lambda m: m.commit_and_get_block_hashes(9),
     "offload_blocks_by_hash": lambda m: m.offload_blocks_by_hash([2**127]),
     "truncate_blocks": lambda m: m.truncate_blocks(SequenceRequest(3, [7]), 0),
-    "drop_tenant": lambda m: m.drop_tenant(lora_id=1),
     "suspend_sequence": lambda m: m.suspend_sequence(9),
     "resume_sequence": lambda m: m.resume_sequence(9),
     "blocks_to_resume": lambda m: m.blocks_to_resume(9),

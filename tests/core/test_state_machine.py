@@ -14,7 +14,7 @@ from . import strategies as draws
 from .bad_calls import BAD_CALLS
 from .event_mirror import full_blocks, hash_of
 from .model import Config, Request
-from .model.values import Salt, Tier, Tokens
+from .model.values import Tier, Tokens
 from .pair import Pair
 from .scenes import NO_HASH
 from .waiting import WaitingRequests
@@ -174,10 +174,6 @@ class BlockManagerMachine(WaitingRequests):
     @rule(data=st.data(), kept=st.integers(0, 6))
     def truncate(self, data: st.DataObject, kept: int) -> None:
         pair_verbs.truncate(self.pair, data.draw(draws.requests(self.new_id(), 1)), kept)
-
-    @rule(lora_id=st.sampled_from([None, 1]), salt=draws.salts)
-    def drop_tenant(self, lora_id: int | None, salt: Salt) -> None:
-        pair_verbs.drop_tenant(self.pair, lora_id, salt)
 
     @rule(data=st.data(), stop=st.booleans(), w=draws.indices)
     def offload(self, data: st.DataObject, stop: bool, w: int) -> None:

@@ -192,19 +192,6 @@ def test_a_block_is_pinned_by_its_hash_without_those_before_it() -> None:
     assert [each is not None for each in found] == [False] * 4 + [True] * 2
 
 
-def test_a_tenant_is_dropped_with_what_has_lost_the_blocks_before_it() -> None:
-    m = manager(primary=6, window_sizes=[2 * BLOCK])
-    tokens = prompt(1, 5 * BLOCK)
-    leave_behind(m, 1, tokens, salt="mine")
-    leave_behind(m, 3, prompt(3, BLOCK), salt="theirs")
-    m.add_sequence(SequenceRequest(2, prompt(2, 3 * BLOCK)))  # the prompt's first three blocks go
-    assert reusable(m, tokens, salt="mine") == 5 * BLOCK
-    assert m.drop_tenant(salt="mine") == 2
-    assert reusable(m, tokens, salt="mine") == 0
-    assert reusable(m, prompt(3, BLOCK), salt="theirs") == BLOCK
-    m.check_invariants()
-
-
 def test_a_conversation_is_cut_behind_blocks_that_have_gone() -> None:
     m = manager(primary=6, window_sizes=[2 * BLOCK])
     tokens = prompt(1, 6 * BLOCK)

@@ -48,7 +48,6 @@ class Walk:
             self.rewind: 2,
             self.store_live: 3,
             self.truncate: 1,
-            self.drop_tenant: 1,
             self.offload: 2,
             self.name_blocks: 1,
             self.suspend: 2,
@@ -191,10 +190,6 @@ class Walk:
     def truncate(self) -> None:
         request = self.request()
         pair_verbs.truncate(self.pair, request, self.rng.randint(0, len(request.tokens) + 1))
-
-    def drop_tenant(self) -> None:
-        salts: list[Salt] = [None, "a", b"a", 7]
-        pair_verbs.drop_tenant(self.pair, self.rng.choice([None, 3]), self.rng.choice(salts))
 
     def offload(self) -> None:
         known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})

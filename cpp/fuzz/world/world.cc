@@ -81,7 +81,6 @@ void World::step() {
                                        {2, &World::store_live},
                                        {1, &World::offload_hashes},
                                        {1, &World::truncate},
-                                       {1, &World::drop_tenant},
                                        {2, &World::suspend},
                                        {3, &World::resume},
                                        {1, &World::remove_suspended},

@@ -144,7 +144,6 @@ class World {
     void expect_named(const Live& live);
     void offload_hashes();
     void truncate();
-    void drop_tenant();
 
     // world_preempt.cc
     Away* any_suspended();

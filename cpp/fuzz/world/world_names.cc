@@ -1,5 +1,5 @@
-// Blocks are stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host, conversations
-// and tenants.
+// Blocks are stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host and
+// conversations.
 #include <algorithm>
 
 #include "fuzz/world/world.h"
@@ -119,20 +119,6 @@ void World::truncate() {
     if (outcome && all_settled()) {
         promise(analyze(head.request) >= found - found % block_tokens(), "a truncation takes what was to stay");
     }
-}
-
-void World::drop_tenant() {
-    Ask ask = request_for(source_.prompt(4 * block_tokens()));
-    const bool by_lora = random_.one_in(2);
-    const bool by_salt = !by_lora || random_.one_in(2);
-    const auto lora = by_lora ? ask.request->lora_id : std::nullopt;
-    const Salt salt = by_salt ? ask.request->salt : Salt();
-    const bool of_nobody = !lora && std::holds_alternative<std::monostate>(salt);
-    tell([] { return std::string("drop a tenant"); });
-    const auto outcome = twins_.change(
-        [&](BlockManager& manager) { return std::vector<std::uint64_t>{manager.drop_tenant(lora, salt)}; });
-    promise(bool(outcome) == !of_nobody, "the drop of a tenant is refused, or is not");
-    promise(!outcome || analyze(ask.request) == 0, "a tenant's blocks are found after they were dropped");
 }
 
 }  // namespace kvfix::world

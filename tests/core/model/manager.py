@@ -15,7 +15,6 @@ from .values import (
     PrefixReuse,
     Request,
     RequestStats,
-    Salt,
     Tier,
     UnknownRequest,
 )
@@ -176,9 +175,6 @@ class ModelManager:
 
     def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
         return pruning.truncate(self.state, request, tokens_kept)
-
-    def drop_tenant(self, lora_id: int | None, salt: Salt) -> int:
-        return pruning.drop_tenant(self.state, lora_id, salt)
 
     def offload_blocks(self, w: int, candidates: list[list[Block]], stop_on_miss: bool) -> list[Block | None]:
         return offloading.offload(self.state, self.state.windows[w], candidates, stop_on_miss)
