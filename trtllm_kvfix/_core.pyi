@@ -776,11 +776,6 @@ class BlockManager:
         Primary blocks, window by window, that resume_sequence would take of those free or cached.
         """
 
-    def offload_blocks_by_hash(self, hashes: Sequence[int], *, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[int | None]:
-        """
-        Copies blocks to host now; they stay in primary too. Returns the id of each block that is in host from now on (on its way, until its ticket has ended), None for a miss. All or nothing: OutOfBlocks (tier 'host').
-        """
-
     def truncate_blocks(self, request: SequenceRequest, tokens_kept: int) -> int:
         """
         Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last first, up to one that something else follows or uses. Returns how many.

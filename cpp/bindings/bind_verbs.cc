@@ -26,13 +26,6 @@ std::vector<BlockId> store_blocks(BlockManager& self, RequestId request_id, bool
     return without_gil([&] { return self.store_blocks_for_reuse(request_id, pin, values, done); });
 }
 
-std::vector<std::optional<BlockId>> offload_blocks(BlockManager& self, nb::handle hashes, bool stop_on_miss,
-                                                   WindowSize window_size, const SequenceRequest* request) {
-    const auto wanted = read_hashes(hashes, {"offload_blocks_by_hash, hashes"});
-    const RequestPtr whose = request != nullptr ? request->request : nullptr;
-    return without_gil([&] { return self.offload_blocks_by_hash(wanted, stop_on_miss, window_size, whose); });
-}
-
 std::uint64_t truncate_blocks(BlockManager& self, const SequenceRequest& request, std::int64_t tokens_kept) {
     const auto kept = narrowed<std::uint32_t>(tokens_kept, {"tokens_kept", request.request->id});
     return without_gil([&] { return self.truncate_blocks(request.request, kept); });
@@ -68,15 +61,8 @@ void bind_preemption(ManagerClass& c) {
 
 void bind_by_name(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("offload_blocks_by_hash", &offload_blocks, "hashes"_a, nb::kw_only(), "stop_on_miss"_a = true,
-          "window_size"_a = nb::none(), "request"_a = nb::none(),
-          nb::sig("def offload_blocks_by_hash(self, hashes: Sequence[int], *, stop_on_miss: bool = True, window_size: "
-                  "int | None = None, request: SequenceRequest | None = None) -> list[int | None]"),
-          "Copies blocks to host now; they stay in primary too. Returns the id of each block that is in host from now "
-          "on "
-          "(on its way, until its ticket has ended), None for a miss. All or nothing: OutOfBlocks (tier 'host').")
-        .def("truncate_blocks", &truncate_blocks, "request"_a, "tokens_kept"_a,
-             "Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last "
+    c.def("truncate_blocks", &truncate_blocks, "request"_a, "tokens_kept"_a,
+          "Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last "
              "first, up to one that something else follows or uses. Returns how many.");
 }
 

@@ -11,7 +11,6 @@
 #include "core/digest.h"
 #include "core/evict.h"
 #include "core/invariants.h"
-#include "core/offload.h"
 #include "core/pin.h"
 #include "core/preempt.h"
 #include "core/prune.h"
@@ -181,14 +180,6 @@ std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_has
 }
 
 // ------------------------------------------------------------------------------------------------ by name
-
-std::vector<std::optional<BlockId>> BlockManager::offload_blocks_by_hash(std::span<const BlockHash> hashes,
-                                                                         bool stop_on_miss, WindowSize window_size,
-                                                                         const RequestPtr& request) {
-    const pin::HashLookup lookup = lookup_of(state_.config, hashes, std::nullopt, stop_on_miss, window_size, request);
-    const ManagerGuard guard(mutex_);
-    return offload::by_hash(state_, lookup);
-}
 
 std::uint64_t BlockManager::truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept) {
     const ManagerGuard guard(mutex_);

@@ -78,10 +78,6 @@ class BlockManager {
                                                                         WindowSize window_size,
                                                                         const RequestPtr& request = nullptr);
 
-    // Returns for each hash the block that is in host from now on, or on its way there.
-    std::vector<std::optional<BlockId>> offload_blocks_by_hash(std::span<const BlockHash> hashes, bool stop_on_miss,
-                                                               WindowSize window_size,
-                                                               const RequestPtr& request = nullptr);
     // Drops the blocks that a conversation has behind its first tokens and no other uses. Returns how many left the
     // tree.
     std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);

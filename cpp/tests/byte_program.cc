@@ -37,7 +37,6 @@ void ByteProgram::step() {
         {&ByteProgram::misuse, 1},
         {&ByteProgram::store_live, 3},
         {&ByteProgram::name_blocks, 1},
-        {&ByteProgram::offload_hashes, 2},
         {&ByteProgram::truncate, 1},
         {&ByteProgram::suspend, 3},
         {&ByteProgram::resume, 3},

@@ -62,7 +62,6 @@ class ByteProgram {
     // byte_program_names.cc
     void store_live();
     void name_blocks();
-    void offload_hashes();
     void truncate();
 
     // byte_program_preempt.cc

@@ -46,25 +46,6 @@ void ByteProgram::name_blocks() {
     hashes_.insert(hashes_.end(), named.begin(), named.end());
 }
 
-void ByteProgram::offload_hashes() {
-    const std::vector<BlockHash> wanted = any_hashes();
-    const bool stop_on_miss = bytes_.one_in(2);
-    const WindowSize window = any_window();
-    std::vector<std::optional<BlockId>> found;
-    if (!attempt([&] { found = manager_.offload_blocks_by_hash(wanted, stop_on_miss, window); })) {
-        return;
-    }
-    promise(found.size() == wanted.size(), "a hash without an answer");
-    bool missed = false;
-    for (const std::optional<BlockId>& block : found) {
-        promise(!(stop_on_miss && missed) || !block, "a block is offloaded after a miss");
-        missed = missed || !block;
-        if (block) {
-            seen_.emplace(*block, memory_.window_index(window));
-        }
-    }
-}
-
 void ByteProgram::truncate() {
     const OwnedSequence fresh = make_request(bytes_, next_id_++, manager_.config());
     const auto found = sequences_.find(any_request());

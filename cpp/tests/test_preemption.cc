@@ -63,6 +63,15 @@ TEST_F(Preemption, WhatIsStillCachedComesBackWithoutACopy) {
     manager.check_invariants();
 }
 
+TEST_F(Preemption, AVictimWhoseCopyIsOnItsWayNeedsNoOther) {
+    begin(1, kX);
+    manager.suspend_sequence(1);
+    manager.add_sequence(request(2, tokens(16, 5000)));
+    EXPECT_EQ(manager.run_transfers().size(), 2U);
+    EXPECT_EQ(manager.analyze_prefix_reuse(request(3, joined(kX, {1}))).blocks_host, 2U);
+    manager.check_invariants();
+}
+
 TEST_F(Preemption, NobodyTakesTheHostSlotsOfASuspendedSequence) {
     begin(1, tokens(16, 1000));
     manager.suspend_sequence(1);

@@ -63,53 +63,6 @@ TEST(LiveStore, NamesBlocksAsAPromptOfTheSameTokensWould) {
     manager.check_invariants();
 }
 
-// ------------------------------------------------------------------------------------------------ copies to host
-
-TEST(AskedOffload, CopiesDownAndKeepsThePrimarySlot) {
-    Manager manager(config(4, 4));
-    manager.cache(1, kX);
-    const auto hashes = hashes_of(*request(1, kX));
-    const auto blocks = manager.offload_blocks_by_hash(hashes, true, std::nullopt);
-    EXPECT_TRUE(blocks[0] && blocks[1]);
-    EXPECT_EQ(manager.primary().cached, 2U);
-    EXPECT_EQ(manager.run_transfers().size(), 2U);
-    manager.offload_blocks_by_hash(hashes, true, std::nullopt);
-    EXPECT_TRUE(manager.run_transfers().empty()) << "they are there";
-    const auto found = manager.find_and_pin_blocks_by_hash(hashes, Tier::host, true, std::nullopt);
-    EXPECT_TRUE(found[0] && found[1]);
-    manager.check_invariants();
-}
-
-TEST(AskedOffload, IsAllOrNothing) {
-    Manager manager(config(4, 1));
-    manager.cache(1, kX);
-    const std::uint64_t before = manager.digest();
-    EXPECT_THROW(manager.offload_blocks_by_hash(hashes_of(*request(1, kX)), true, std::nullopt), OutOfBlocks);
-    EXPECT_EQ(manager.digest(), before);
-}
-
-TEST(AskedOffload, AFailedCopyLeavesThePrimaryBlockAsItWas) {
-    Manager manager(config(4, 4));
-    manager.add_sequence(request(1, kX));
-    manager.store_context_blocks(1, 8);
-    manager.offload_blocks_by_hash(hashes_of(*request(1, kX)), true, std::nullopt);
-    EXPECT_TRUE(manager.fail(manager.take_transfers().ticket).empty()) << "the live owner has lost nothing";
-    EXPECT_EQ(manager.host().free, 4U);
-    manager.remove(1);
-    EXPECT_EQ(manager.reusable(joined(kX, {1})), 8U);
-    manager.check_invariants();
-}
-
-TEST(AskedOffload, AVictimWhoseCopyIsOnItsWayNeedsNoOther) {
-    Manager manager(config(2, 4));
-    manager.cache(1, kX);
-    manager.offload_blocks_by_hash(hashes_of(*request(1, kX)), true, std::nullopt);
-    manager.add_sequence(request(2, tokens(8, 5000)));
-    EXPECT_EQ(manager.run_transfers().size(), 2U);
-    EXPECT_EQ(manager.analyze_prefix_reuse(request(3, joined(kX, {1}))).blocks_host, 2U);
-    manager.check_invariants();
-}
-
 // ------------------------------------------------------------------------------------------------ forgetting
 
 TEST(Truncation, ForgetsTheRestOfAConversationAndNothingOfAnother) {

@@ -54,8 +54,6 @@ BAD_CALLS: dict[str, tuple[Errors, Callable[[Manager], object]]] = {
     "remove, unknown": (native.UnknownRequest, lambda m: m.remove_sequence(UNHEARD)),
     "store live, unknown": (native.UnknownRequest, lambda m: m.store_blocks_for_reuse(UNHEARD)),
     "hashes, unknown": (native.UnknownRequest, lambda m: m.commit_and_get_block_hashes(UNHEARD)),
-    "offload, no such window": (ValueError, lambda m: m.offload_blocks_by_hash([], window_size=12345)),
-    "offload, a stranger's hash": (ValueError, lambda m: m.offload_blocks_by_hash([2**127], request=request(9))),
     "truncate, more than there is": (ValueError, lambda m: m.truncate_blocks(request(9), 4)),
     "truncate, negative": (ValueError, lambda m: m.truncate_blocks(request(9), -1)),
     "suspend, unknown": (native.UnknownRequest, lambda m: m.suspend_sequence(UNHEARD)),

@@ -4,7 +4,6 @@ import dataclasses
 
 from trtllm_kvfix import native
 
-from .event_mirror import full_blocks, hash_of
 from .model import Request
 from .native_values import native_request
 from .pair import Pair, free_blocks
@@ -75,21 +74,6 @@ def truncate(pair: Pair, request: Request, tokens_kept: int) -> None:
         lambda: pair.core.truncate_blocks(native_request(request), tokens_kept),
     )
     assert got is None or got[0] == got[1]
-
-
-def offload(pair: Pair, hashes: list[int], stop_on_miss: bool, w: int) -> None:
-    window = pair.model.state.windows[w]
-    in_window = [block for size, block in full_blocks(pair.model.state) if size == window.shape.size]
-    candidates = [[block for block in in_window if hash_of(block, pair.hash_bits) == h] for h in hashes]
-    got = pair.both(
-        lambda: pair.model.offload_blocks(w, candidates, stop_on_miss),
-        lambda: pair.core.offload_blocks_by_hash(hashes, stop_on_miss=stop_on_miss, window_size=window.shape.size),
-    )
-    if got is not None:
-        for expected, actual in zip(*got, strict=True):
-            assert (actual is None) == (expected is None)
-            if actual is not None and expected is not None:
-                pair.names.learn_block(expected, actual)
 
 
 def check_hashes(pair: Pair, request_id: int) -> None:

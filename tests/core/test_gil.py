@@ -78,7 +78,6 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "remove_sequence": lambda m: m.remove_sequence(9),
     "store_blocks_for_reuse": lambda m: m.store_blocks_for_reuse(9),
     "commit_and_get_block_hashes": lambda m: m.commit_and_get_block_hashes(9),
-    "offload_blocks_by_hash": lambda m: m.offload_blocks_by_hash([2**127]),
     "truncate_blocks": lambda m: m.truncate_blocks(SequenceRequest(3, [7]), 0),
     "suspend_sequence": lambda m: m.suspend_sequence(9),
     "resume_sequence": lambda m: m.resume_sequence(9),

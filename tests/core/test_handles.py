@@ -9,7 +9,6 @@ from trtllm_kvfix.native import BlockManagerConfig, Retention, SequenceRequest, 
 
 from .scenes import BLOCK, SEED, manager, prompt, run_transfers
 
-
 CONFIGS = [
     BlockManagerConfig(tokens_per_block=4, blocks_primary=8, seed=SEED),
     BlockManagerConfig(

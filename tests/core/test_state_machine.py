@@ -175,12 +175,6 @@ class BlockManagerMachine(WaitingRequests):
     def truncate(self, data: st.DataObject, kept: int) -> None:
         pair_verbs.truncate(self.pair, data.draw(draws.requests(self.new_id(), 1)), kept)
 
-    @rule(data=st.data(), stop=st.booleans(), w=draws.indices)
-    def offload(self, data: st.DataObject, stop: bool, w: int) -> None:
-        known = {hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.pair.model.state)}
-        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), NO_HASH]), max_size=4))
-        pair_verbs.offload(self.pair, hashes, stop, w % len(self.pair.model.state.windows))
-
     # ------------------------------------------------------------------------------------------ preemption
 
     @precondition(has_live)

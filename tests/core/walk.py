@@ -48,7 +48,6 @@ class Walk:
             self.rewind: 2,
             self.store_live: 3,
             self.truncate: 1,
-            self.offload: 2,
             self.name_blocks: 1,
             self.suspend: 2,
             self.resume: 3,
@@ -190,12 +189,6 @@ class Walk:
     def truncate(self) -> None:
         request = self.request()
         pair_verbs.truncate(self.pair, request, self.rng.randint(0, len(request.tokens) + 1))
-
-    def offload(self) -> None:
-        known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})
-        hashes = self.rng.choices([*known, NO_HASH], k=self.rng.randint(0, 4))
-        w = self.rng.randrange(len(self.model.state.windows))
-        pair_verbs.offload(self.pair, hashes, self.rng.random() < 0.5, w)
 
     def name_blocks(self) -> None:
         if self.model.state.sequences:

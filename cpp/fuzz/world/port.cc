@@ -30,12 +30,6 @@ void append(Words& words, const std::vector<BlockId>& ids) {
     }
 }
 
-void append(Words& words, const std::vector<std::optional<BlockId>>& ids) {
-    for (const std::optional<BlockId>& id : ids) {
-        words.push_back(id ? number(*id) : ~std::uint64_t{0});
-    }
-}
-
 void append(Words& words, const std::vector<PinnedSlot>& slots) {
     for (const PinnedSlot& slot : slots) {
         words.insert(words.end(), {number(slot.slot), static_cast<std::uint64_t>(slot.tier)});

@@ -79,7 +79,6 @@ void World::step() {
                                        {3, &World::store_context},
                                        {4, &World::remove},
                                        {2, &World::store_live},
-                                       {1, &World::offload_hashes},
                                        {1, &World::truncate},
                                        {2, &World::suspend},
                                        {3, &World::resume},

@@ -142,7 +142,6 @@ class World {
     // world_names.cc
     void store_live();
     void expect_named(const Live& live);
-    void offload_hashes();
     void truncate();
 
     // world_preempt.cc

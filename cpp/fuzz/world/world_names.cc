@@ -1,5 +1,4 @@
-// Blocks are stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host and
-// conversations.
+// Blocks are stored and forgotten by name: live stores, block hashes and conversations.
 #include <algorithm>
 
 #include "fuzz/world/world.h"
@@ -69,41 +68,6 @@ void World::expect_named(const Live& live) {
     known.tokens.resize(live.known);
     const Request whole(live.id(), known.tokens, 1, known.lora_id, known.salt, live.request->extra_keys, std::nullopt);
     promise(hashes && hashes.answer == hashes_of(whole), "a request's blocks have other names than their contents");
-}
-
-void World::offload_hashes() {
-    if (hashes_seen_.empty()) {
-        return;
-    }
-    std::vector<BlockHash> hashes(random_.between(1, 4));
-    std::ranges::generate(hashes, [&] {
-        const std::size_t back = random_.below(std::min<std::size_t>(hashes_seen_.size(), 200));
-        const auto stored = mirror_.any(random_);
-        return stored && !random_.one_in(4) ? *stored : hashes_seen_[hashes_seen_.size() - 1 - back];
-    });
-    if (twins_.config().hash_bits < kBlockHashBits) {
-        hashes.assign(1, {random_.below(1U << twins_.config().hash_bits), 0});
-    }
-    const std::size_t window = random_.below(windows());
-    const bool stop_on_miss = random_.one_in(2);
-    read_events();
-    tell([&] { return "offload " + text(hashes.size()) + " hashes in window " + text(window); });
-    const auto outcome = twins_.change([&](BlockManager& manager) {
-        return manager.offload_blocks_by_hash(hashes, stop_on_miss, twins_.config().windows[window].window_size);
-    });
-    if (!outcome) {
-        promise(outcome.refused->why == Refusal::out_of_blocks && outcome.refused->needed > outcome.refused->free,
-                "copies to host are refused for want of blocks that are there");
-        return;
-    }
-    promise(outcome.answer.size() == hashes.size(), "a hash gets no answer");
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
-        if (outcome.answer[i]) {
-            promise(!mirror_.complete() || mirror_.tier_of(window, hashes[i]), "a hash is found that is in no event");
-            ids_seen_.emplace(*outcome.answer[i], window);
-            queued_ = true;
-        }
-    }
 }
 
 void World::truncate() {

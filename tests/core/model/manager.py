@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from . import asking, chunks, conservation, growth, offloading, pins, preemption, pruning, storing, transfers
+from . import asking, chunks, conservation, growth, pins, preemption, pruning, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
@@ -175,9 +175,6 @@ class ModelManager:
 
     def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
         return pruning.truncate(self.state, request, tokens_kept)
-
-    def offload_blocks(self, w: int, candidates: list[list[Block]], stop_on_miss: bool) -> list[Block | None]:
-        return offloading.offload(self.state, self.state.windows[w], candidates, stop_on_miss)
 
     def pin_blocks(self, request_id: int) -> list[Block]:
         return pins.pin_sequence(self.state, self.sequence(request_id))
