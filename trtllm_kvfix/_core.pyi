@@ -751,11 +751,6 @@ class BlockManager:
 
     def __repr__(self) -> str: ...
 
-    def store_blocks_for_reuse(self, request_id: int, *, pin: bool = False, tokens: Any = None, computed: int | None = None) -> list[int]:
-        """
-        Offers the full blocks of a live sequence that are computed and known, those behind its prompt too; they cannot be rewound from then on. tokens, computed and pin are as in remove_sequence. Returns the pinned ids.
-        """
-
     def commit_and_get_block_hashes(self, request_id: int) -> list[int]:
         """
         The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.

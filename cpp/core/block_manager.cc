@@ -123,13 +123,6 @@ std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, boo
     return store::remove(state_, id, store, pin, tokens, computed);
 }
 
-std::vector<BlockId> BlockManager::store_blocks_for_reuse(RequestId id, bool pin,
-                                                          std::optional<std::span<const TokenId>> tokens,
-                                                          std::optional<std::uint32_t> computed) {
-    const ManagerGuard guard(mutex_);
-    return commit::blocks(state_, id, pin, tokens, computed);
-}
-
 std::vector<BlockHash> BlockManager::commit_and_get_block_hashes(RequestId id) {
     const ManagerGuard guard(mutex_);
     return commit::hashes(state_, id);

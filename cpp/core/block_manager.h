@@ -56,10 +56,6 @@ class BlockManager {
     std::vector<BlockId> remove_sequence(RequestId id, bool store, bool pin,
                                          std::optional<std::span<const TokenId>> tokens,
                                          std::optional<std::uint32_t> computed = std::nullopt);
-
-    // Makes the computed blocks of a live sequence findable, beyond its prompt too. Returns the ids that it pinned.
-    std::vector<BlockId> store_blocks_for_reuse(RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
-                                                std::optional<std::uint32_t> computed = std::nullopt);
     std::vector<BlockHash> commit_and_get_block_hashes(RequestId id);
 
     // A suspended sequence has its bytes in host and holds no primary block. Until it is back, callers may only resume

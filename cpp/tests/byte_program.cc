@@ -35,7 +35,6 @@ void ByteProgram::step() {
         {&ByteProgram::pass_time, 2},
         {&ByteProgram::read, 1},
         {&ByteProgram::misuse, 1},
-        {&ByteProgram::store_live, 3},
         {&ByteProgram::name_blocks, 1},
         {&ByteProgram::truncate, 1},
         {&ByteProgram::suspend, 3},

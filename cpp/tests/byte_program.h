@@ -60,7 +60,6 @@ class ByteProgram {
     void remove();
 
     // byte_program_names.cc
-    void store_live();
     void name_blocks();
     void truncate();
 

@@ -1,30 +1,9 @@
-// The calls of a ByteProgram about blocks by name: live stores and hashes.
+// The calls of a ByteProgram that name blocks and forget them by name.
 #include <algorithm>
 
 #include "tests/byte_program.h"
 
 namespace kvfix::testing {
-
-void ByteProgram::store_live() {
-    if (!bytes_.one_in(4)) {
-        run_copies_and_compute();
-    }
-    const RequestId id = any_request();
-    const auto found = sequences_.find(id);
-    const bool pin = bytes_.one_in(3);
-    const std::optional<std::uint32_t> computed = bytes_.one_in(3) ? std::nullopt : std::optional(reported(id));
-    const auto whole = found == sequences_.end() ? std::nullopt : make_whole_tokens(bytes_, found->second);
-    const auto tokens = whole ? std::optional<std::span<const TokenId>>(*whole) : std::nullopt;
-    const std::vector<Held> held = found == sequences_.end() ? std::vector<Held>() : held_by(found->second);
-    std::vector<BlockId> pinned;
-    if (!attempt([&] { pinned = manager_.store_blocks_for_reuse(id, pin, tokens, computed); })) {
-        return;
-    }
-    promise(found != sequences_.end(), "an unknown request is stored");
-    promise(computed.value_or(0) <= found->second.length(), "more than there is has been computed");
-    promise(pin || pinned.empty(), "blocks are pinned that nobody asked for");
-    remember_pins(pinned, held);
-}
 
 void ByteProgram::name_blocks() {
     const RequestId id = any_request();

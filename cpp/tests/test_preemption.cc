@@ -170,7 +170,7 @@ TEST_F(Preemption, WhatIsLostOnItsWayBackIsNotStoredAgain) {
     large.flush_primary(3);
     large.resume_sequence(1);
     EXPECT_EQ(large.fail(large.take_transfers().ticket), std::vector<RequestId>{1});
-    large.store_blocks_for_reuse(1, false, std::nullopt, 16);
+    large.store_context_blocks(1, 16);
     EXPECT_EQ(large.reusable(tokens(17, 5000)), 0U);
     large.check_invariants();
 }

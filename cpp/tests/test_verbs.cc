@@ -1,4 +1,4 @@
-// Blocks that are stored while a sequence lives, copied and forgotten by name.
+// Blocks that are named while a sequence lives, and forgotten by name.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -19,35 +19,7 @@ using testing::tokens;
 
 const Tokens kX = tokens(8, 1000);
 
-// ------------------------------------------------------------------------------------------------ live stores
-
-TEST(LiveStore, OffersWhatWasGrownAndTakesNothingOfItBack) {
-    Manager manager(config(8));
-    manager.add_sequence(request(1, tokens(5, 1000)));
-    manager.grow(1, tokens(5, 1005), 5);
-    EXPECT_TRUE(manager.store_blocks_for_reuse(1, false, std::nullopt, 9).empty());
-    EXPECT_EQ(manager.reusable(joined(tokens(8, 1000), {1})), 8U);
-    manager.rewind_kv_cache(1, 2);
-    EXPECT_THROW(manager.rewind_kv_cache(1, 1), std::invalid_argument) << "others may hold the block";
-    manager.grow(1, Tokens{7}, 8);
-    manager.remove(1, 9);
-    EXPECT_EQ(manager.reusable(joined(tokens(8, 1000), {7, 8})), 9U);
-    manager.check_invariants();
-}
-
-TEST(LiveStore, PinsWhatTheSequenceHoldsUntilItsReaderIsDone) {
-    Manager manager(config(4));
-    manager.add_sequence(request(1, kX));
-    const auto pinned = manager.store_blocks_for_reuse(1, true, std::nullopt, 8);
-    ASSERT_EQ(pinned.size(), 2U);
-    manager.forget(1);
-    EXPECT_EQ(manager.primary().owned, 2U);
-    EXPECT_THROW(manager.add_sequence(request(2, tokens(12, 5000))), OutOfBlocks);
-    manager.unpin_blocks_by_id(pinned, std::nullopt);
-    EXPECT_EQ(manager.primary().cached, 2U);
-}
-
-TEST(LiveStore, NamesBlocksAsAPromptOfTheSameTokensWould) {
+TEST(LiveNames, NamesBlocksAsAPromptOfTheSameTokensWould) {
     Manager manager(config(8, 4));
     manager.add_sequence(request(1, tokens(6, 1000), {.lora_id = 3, .salt = "me"}));
     EXPECT_EQ(manager.commit_and_get_block_hashes(1).size(), 1U);
@@ -62,8 +34,6 @@ TEST(LiveStore, NamesBlocksAsAPromptOfTheSameTokensWould) {
     EXPECT_THROW(manager.commit_and_get_block_hashes(9), UnknownRequest);
     manager.check_invariants();
 }
-
-// ------------------------------------------------------------------------------------------------ forgetting
 
 TEST(Truncation, ForgetsTheRestOfAConversationAndNothingOfAnother) {
     Manager manager(config(8));

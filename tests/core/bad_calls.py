@@ -52,7 +52,6 @@ BAD_CALLS: dict[str, tuple[Errors, Callable[[Manager], object]]] = {
     "rewind, unknown": (native.UnknownRequest, lambda m: m.rewind_kv_cache(UNHEARD, 0)),
     "store, unknown": (native.UnknownRequest, lambda m: m.store_context_blocks(UNHEARD, 0)),
     "remove, unknown": (native.UnknownRequest, lambda m: m.remove_sequence(UNHEARD)),
-    "store live, unknown": (native.UnknownRequest, lambda m: m.store_blocks_for_reuse(UNHEARD)),
     "hashes, unknown": (native.UnknownRequest, lambda m: m.commit_and_get_block_hashes(UNHEARD)),
     "truncate, more than there is": (ValueError, lambda m: m.truncate_blocks(request(9), 4)),
     "truncate, negative": (ValueError, lambda m: m.truncate_blocks(request(9), -1)),

@@ -57,17 +57,6 @@ def beyond_prompt(pair: Pair, request_id: int, count: int) -> int:
     return max(length + count, prompt) - max(length, prompt)
 
 
-def store_live(
-    pair: Pair, request_id: int, *, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
-) -> None:
-    got = pair.both(
-        lambda: pair.model.store_blocks_for_reuse(request_id, pin, tokens, computed),
-        lambda: pair.core.store_blocks_for_reuse(request_id, pin=pin, tokens=tokens, computed=computed),
-    )
-    if got is not None:
-        assert sorted(got[1]) == sorted(pair.names.id_of(block) for block in got[0])
-
-
 def truncate(pair: Pair, request: Request, tokens_kept: int) -> None:
     got = pair.both(
         lambda: pair.model.truncate_blocks(request, tokens_kept),

@@ -40,8 +40,6 @@ FAILURES: dict[str, tuple[Errors, Callable[[BlockManager], object]]] = {
     "removal with other tokens": (ValueError, lambda m: m.remove_sequence(4, tokens=[7] * (2 * BLOCK + 1))),
     "removal with too many tokens": (ValueError, lambda m: m.remove_sequence(4, tokens=[*prompt(1, 8), 5, 6])),
     "removal with a pin in flight": (BlockInFlight, lambda m: m.remove_sequence(4, pin=True)),
-    "a live store with a pin in flight": (BlockInFlight, lambda m: m.store_blocks_for_reuse(4, pin=True)),
-    "a live store of more than there is": (ValueError, lambda m: m.store_blocks_for_reuse(3, computed=99)),
     "suspension in flight": (BlockInFlight, lambda m: m.suspend_sequence(4)),
     "a return of who never left": (ValueError, lambda m: m.resume_sequence(3)),
     "pins of blocks in flight": (BlockInFlight, lambda m: m.pin_blocks(4)),

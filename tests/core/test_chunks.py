@@ -169,14 +169,13 @@ def test_a_sequence_that_comes_back_takes_nothing_of_what_is_kept() -> None:
     m.check_invariants()
 
 
-def test_a_live_store_between_chunks_offers_nothing_that_has_to_come_back() -> None:
+def test_a_store_between_chunks_offers_nothing_that_has_to_come_back() -> None:
     m = manager(primary=12, window_sizes=[WINDOW])
     tokens = prompt(1, 48)
     m.add_sequence(SequenceRequest(1, tokens), chunk_tokens=8)
-    m.store_blocks_for_reuse(1, computed=8)
+    m.store_context_blocks(1, 8)
     assert reusable(m, tokens) == 0
     prefill(m, 1, 48, 8, 8)
-    m.store_blocks_for_reuse(1)
     assert reusable(m, tokens) == 48
     m.check_invariants()
 

@@ -76,7 +76,6 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "rewind_kv_cache": lambda m: m.rewind_kv_cache(1, 0),
     "store_context_blocks": lambda m: m.store_context_blocks(1, 1),
     "remove_sequence": lambda m: m.remove_sequence(9),
-    "store_blocks_for_reuse": lambda m: m.store_blocks_for_reuse(9),
     "commit_and_get_block_hashes": lambda m: m.commit_and_get_block_hashes(9),
     "truncate_blocks": lambda m: m.truncate_blocks(SequenceRequest(3, [7]), 0),
     "suspend_sequence": lambda m: m.suspend_sequence(9),

@@ -158,13 +158,6 @@ class BlockManagerMachine(WaitingRequests):
     # ------------------------------------------------------------------------------------------ by name
 
     @precondition(has_live)
-    @rule(index=draws.indices, pin=st.booleans(), behind=st.sampled_from([None, 0, 0, 1, 5, -1]))
-    def store_live(self, index: int, pin: bool, behind: int | None) -> None:
-        request_id = self.live(index)
-        computed = max(0, self.length(request_id) - behind) if behind is not None else None
-        pair_verbs.store_live(self.pair, request_id, pin=pin, computed=computed)
-
-    @precondition(has_live)
     @rule(index=draws.indices)
     def name_blocks(self, index: int) -> None:
         request_id = self.live(index)

@@ -204,20 +204,6 @@ def test_a_conversation_is_cut_behind_blocks_that_have_gone() -> None:
     m.check_invariants()
 
 
-def test_what_was_offered_in_a_window_is_not_rewound() -> None:
-    m = manager(primary=8, window_sizes=[2 * BLOCK])
-    begin(m, 1, prompt(1, BLOCK))
-    m.add_token(1, BLOCK + 2, prompt(2, BLOCK + 2))
-    m.store_blocks_for_reuse(1, computed=2 * BLOCK + 2)
-    with pytest.raises(ValueError, match="has offered to others"):
-        m.rewind_kv_cache(1, 3)
-    m.rewind_kv_cache(1, 2)
-    m.add_token(1, 2, [7, 8], computed=2 * BLOCK)
-    m.remove_sequence(1, computed=2 * BLOCK + 2)
-    assert reusable(m, [*prompt(1, BLOCK), *prompt(2, BLOCK), 7, 8]) == 2 * BLOCK + 2
-    m.check_invariants()
-
-
 def test_a_window_of_one_block_serves_checkpoints_of_a_recurrent_state() -> None:
     m = manager(primary=4, window_sizes=[BLOCK], partial_reuse=False)
     tokens = prompt(1, 40 * BLOCK + 2)

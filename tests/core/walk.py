@@ -46,7 +46,6 @@ class Walk:
             self.store: 5,
             self.remove: 10,
             self.rewind: 2,
-            self.store_live: 3,
             self.truncate: 1,
             self.name_blocks: 1,
             self.suspend: 2,
@@ -174,17 +173,6 @@ class Walk:
     def rewind(self) -> None:
         if self.live():
             self.pair.rewind(self.rng.choice(self.live()), self.rng.randint(0, 5))
-
-    def store_live(self) -> None:
-        if self.live():
-            request_id = self.rng.choice(self.live())
-            sequence = self.model.sequence(request_id)
-            missing = sequence.length - len(sequence.known)
-            more = [self.rng.randrange(2) for _ in range(missing)] if self.rng.random() < 0.3 else None
-            tokens = None if more is None else sequence.known + more
-            computed = self.rng.choice([None, sequence.length, sequence.length, max(0, sequence.length - 2)])
-            pin = self.rng.random() < 0.1
-            pair_verbs.store_live(self.pair, request_id, pin=pin, tokens=tokens, computed=computed)
 
     def truncate(self) -> None:
         request = self.request()

@@ -78,7 +78,7 @@ void World::step() {
                                        {2, &World::rewind},
                                        {3, &World::store_context},
                                        {4, &World::remove},
-                                       {2, &World::store_live},
+                                       {1, &World::name_blocks},
                                        {1, &World::truncate},
                                        {2, &World::suspend},
                                        {3, &World::resume},

@@ -140,8 +140,7 @@ class World {
     void leave_windows(Live& live, std::uint32_t computed) const;
 
     // world_names.cc
-    void store_live();
-    void expect_named(const Live& live);
+    void name_blocks();
     void truncate();
 
     // world_preempt.cc

@@ -1,4 +1,4 @@
-// Blocks are stored and forgotten by name: live stores, block hashes and conversations.
+// Blocks are named and forgotten by name: block hashes and conversations.
 #include <algorithm>
 
 #include "fuzz/world/world.h"
@@ -18,50 +18,14 @@ Prompt beginning(Prompt prompt, std::uint32_t tokens) {
 
 }  // namespace
 
-void World::store_live() {
-    Live* live = any_live();
-    if (live == nullptr) {
+// The blocks of a live request have the hashes that a prompt of all its known tokens would give them.
+void World::name_blocks() {
+    const Live* found = any_live();
+    if (found == nullptr) {
         return;
     }
-    if (queued_) {
-        take();
-    }
-    const bool pin = random_.one_in(16);
-    std::optional<std::vector<TokenId>> tokens;
-    if (random_.one_in(3)) {
-        const auto& truth = live->truth.tokens;
-        tokens.emplace(truth.begin(), truth.begin() + random_.between(live->known, live->end()));
-    }
-    const std::uint32_t computed = reported(*live);
-    const std::vector<Held> held = held_by(*live);
-    const bool flying = std::ranges::any_of(held, [&](const Held& one) { return memory_.at(one.place).flying; });
-    live->undisturbed = live->undisturbed && pins_.empty() && all_settled();
-    const bool of_one_beam = !tokens || live->beams() == 1 || tokens->size() <= live->prompt_length();
-    tell([&] { return "store live " + text(live->id()) + (pin ? ", pin" : "") + ", computed " + text(computed); });
-    const auto outcome = twins_.change(
-        [&](BlockManager& manager) { return manager.store_blocks_for_reuse(live->id(), pin, tokens, computed); });
-    promise(bool(outcome) == (computed <= live->length && !(pin && flying) && of_one_beam),
-            "a live store is refused, or is not");
-    if (!outcome) {
-        return;
-    }
-    remember_pins(outcome.answer, held, pin);
-    live->known = tokens ? static_cast<std::uint32_t>(tokens->size()) : live->known;
-    live->told = std::max(live->told, computed);
-    const std::uint32_t good = std::min(live->told, live->known);
-    live->offered = std::max(live->offered, good - good % block_tokens());
-    Live stored = *live;  // the sequence as found before blocks leave
-    leave_windows(*live, live->told);
-    stored.left = live->left;
-    stored.truth.tokens.resize(stored.known);
-    if (live->length >= live->prompt_length()) {  // before that, blocks enter as they leave
-        expect_found_again(stored, good - good % block_tokens());
-    }
-    expect_named(*live);
-}
+    const Live& live = *found;
 
-// Its blocks have the hashes that a prompt of all its known tokens would give them.
-void World::expect_named(const Live& live) {
     const auto hashes =
         twins_.look([&](BlockManager& manager) { return manager.commit_and_get_block_hashes(live.id()); });
     Prompt known = live.truth;

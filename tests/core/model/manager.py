@@ -9,7 +9,6 @@ from .state import Block, Sequence, State, Transfer, Window
 from .values import (
     PRIORITY_DEFAULT,
     BatchAdmission,
-    BlockInFlight,
     Config,
     OutOfBlocks,
     PrefixReuse,
@@ -151,26 +150,6 @@ class ModelManager:
         pinned = pins.pin_sequence(self.state, seq) if pin else []
         learn_reported_tokens(seq, tokens, computed)
         storing.remove(self.state, seq, store)
-        return pinned
-
-    def store_blocks_for_reuse(
-        self, request_id: int, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
-    ) -> list[Block]:
-        seq = self.sequence(request_id)
-        check_reported_tokens(seq, tokens, computed)
-        if pin and any(block.in_flight["primary"] for block in seq.held_blocks()):
-            raise BlockInFlight
-        learn_reported_tokens(seq, tokens, computed)
-        entered = min(seq.tokens_computed, len(seq.known))
-        for w in range(len(self.state.windows)):
-            if not seq.rooms[w].rolls:
-                blocks = storing.enter_tree(self.state, seq, w, entered, partial=False)
-                seq.committed = max(seq.committed, blocks * self.config.tokens_per_block)
-        pinned = pins.pin_sequence(self.state, seq) if pin else []
-        for w in range(len(self.state.windows)):
-            growth.leave(self.state, seq, w)
-        for w in range(len(self.state.windows)):
-            chunks.settle(self.state, seq, w)
         return pinned
 
     def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
