@@ -337,31 +337,6 @@ class TransferBatch:
 
     def __repr__(self) -> str: ...
 
-class PinnedBlock:
-    """A block that stays where it is until it is unpinned."""
-
-    @property
-    def block_hash(self) -> int:
-        """The hash under which the block was found."""
-
-    @property
-    def block_id(self) -> int:
-        """The id for unpin_blocks_by_id()."""
-
-    @property
-    def slot(self) -> int:
-        """The slot that holds the block, in its tier."""
-
-    @property
-    def tier(self) -> str:
-        """'primary' or 'host'."""
-
-    @property
-    def window_size(self) -> int | None:
-        """The window whose slot it is. None: full attention."""
-
-    def __repr__(self) -> str: ...
-
 class BlockEvent:
     """
     A full block was stored or removed, or its tier or priority has changed.
@@ -659,20 +634,12 @@ class BlockManager:
         Ends a sequence. tokens: the whole sequence, where growth did not give the values. computed: leading positions whose values are in the cache. Returns the pinned ids.
         """
 
-    def pin_blocks(self, request_id: int) -> list[int]:
-        """Pins every block that the sequence holds, in primary."""
-
     def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]:
         """Pins blocks where they are; returns (slot, tier) of each."""
 
     def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None:
         """
         Ends one pin of each; tier must be given where a block is pinned in both.
-        """
-
-    def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[PinnedBlock | None]:
-        """
-        Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is looked up, and hashes that are not of its prompt, in order, raise ValueError.
         """
 
     def get_cache_block_ids(self, request_id: int, window_size: int | None = None) -> list[list[int]]:
@@ -751,11 +718,6 @@ class BlockManager:
 
     def __repr__(self) -> str: ...
 
-    def commit_and_get_block_hashes(self, request_id: int) -> list[int]:
-        """
-        The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.
-        """
-
     def suspend_sequence(self, request_id: int) -> int:
         """
         Swaps a live sequence out: its blocks are copied to host and given up in primary. Returns how many copies are queued. All or nothing: OutOfBlocks (tier 'host') where the host tier has no room, BlockInFlight where a block of the sequence has not arrived.
@@ -769,6 +731,11 @@ class BlockManager:
     def blocks_to_resume(self, request_id: int) -> list[int]:
         """
         Primary blocks, window by window, that resume_sequence would take of those free or cached.
+        """
+
+    def commit_and_get_block_hashes(self, request_id: int) -> list[int]:
+        """
+        The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.
         """
 
     def truncate_blocks(self, request: SequenceRequest, tokens_kept: int) -> int:

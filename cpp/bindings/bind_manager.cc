@@ -83,16 +83,6 @@ void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<
     without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
 }
 
-std::vector<std::optional<PinnedBlock>> find_and_pin(BlockManager& self, nb::handle hashes,
-                                                     const std::optional<std::string>& tier, bool stop_on_miss,
-                                                     WindowSize window_size, const SequenceRequest* request) {
-    const auto wanted = read_hashes(hashes, {"find_and_pin_blocks_by_hash, hashes"});
-    const auto from = tier_from(tier);
-    const RequestPtr whose = request != nullptr ? request->request : nullptr;
-    return without_gil(
-        [&] { return self.find_and_pin_blocks_by_hash(wanted, from, stop_on_miss, window_size, whose); });
-}
-
 BlockIdTable cache_block_ids(const BlockManager& self, RequestId request_id, WindowSize window_size) {
     return without_gil([&] { return self.get_batch_cache_block_ids({&request_id, 1}, window_size); }).front();
 }
@@ -164,21 +154,12 @@ void bind_sequences(ManagerClass& c) {
 
 void bind_pins(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("pin_blocks", &BlockManager::pin_blocks, nb::call_guard<GilReleased>(), "request_id"_a,
-          "Pins every block that the sequence holds, in primary.")
-        .def("pin_blocks_by_id", &pin_blocks_by_id, "ids"_a,
-             nb::sig("def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]"),
-             "Pins blocks where they are; returns (slot, tier) of each.")
+    c.def("pin_blocks_by_id", &pin_blocks_by_id, "ids"_a,
+          nb::sig("def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]"),
+          "Pins blocks where they are; returns (slot, tier) of each.")
         .def("unpin_blocks_by_id", &unpin_blocks_by_id, "ids"_a, nb::kw_only(), "tier"_a = nb::none(),
              nb::sig("def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None"),
-             "Ends one pin of each; tier must be given where a block is pinned in both.")
-        .def("find_and_pin_blocks_by_hash", &find_and_pin, "hashes"_a, nb::kw_only(), "tier"_a = nb::none(),
-             "stop_on_miss"_a = true, "window_size"_a = nb::none(), "request"_a = nb::none(),
-             nb::sig("def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, "
-                     "stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = "
-                     "None) -> list[PinnedBlock | None]"),
-             "Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is "
-             "looked up, and hashes that are not of its prompt, in order, raise ValueError.");
+             "Ends one pin of each; tier must be given where a block is pinned in both.");
 }
 
 void bind_tables(ManagerClass& c) {

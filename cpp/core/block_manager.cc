@@ -28,15 +28,6 @@ BlockManagerConfig checked(BlockManagerConfig config) {
     return config;
 }
 
-pin::HashLookup lookup_of(const BlockManagerConfig& config, std::span<const BlockHash> hashes, std::optional<Tier> tier,
-                          bool stop_on_miss, WindowSize window_size, const RequestPtr& request) {
-    pin::HashLookup lookup{hashes, tier, stop_on_miss, window_size, std::nullopt};
-    if (request) {
-        lookup.path = pin::path_of(config, hashes, request);
-    }
-    return lookup;
-}
-
 }  // namespace
 
 BlockManager::BlockManager(BlockManagerConfig config) : state_(checked(std::move(config))) {}
@@ -147,11 +138,6 @@ std::vector<std::uint64_t> BlockManager::blocks_to_resume(RequestId id) const {
 
 // ------------------------------------------------------------------------------------------------ pins
 
-std::vector<BlockId> BlockManager::pin_blocks(RequestId id) {
-    const ManagerGuard guard(mutex_);
-    return pin::of_request(state_, id);
-}
-
 std::vector<PinnedSlot> BlockManager::pin_blocks_by_id(std::span<const BlockId> ids) {
     const ManagerGuard guard(mutex_);
     return pin::by_id(state_, ids);
@@ -160,16 +146,6 @@ std::vector<PinnedSlot> BlockManager::pin_blocks_by_id(std::span<const BlockId> 
 void BlockManager::unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier) {
     const ManagerGuard guard(mutex_);
     pin::end_by_id(state_, ids, tier);
-}
-
-std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
-                                                                                  std::optional<Tier> tier,
-                                                                                  bool stop_on_miss,
-                                                                                  WindowSize window_size,
-                                                                                  const RequestPtr& request) {
-    const pin::HashLookup lookup = lookup_of(state_.config, hashes, tier, stop_on_miss, window_size, request);
-    const ManagerGuard guard(mutex_);
-    return pin::by_hash(state_, lookup);
 }
 
 // ------------------------------------------------------------------------------------------------ by name

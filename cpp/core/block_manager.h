@@ -64,16 +64,8 @@ class BlockManager {
     std::uint64_t resume_sequence(RequestId id);
     std::vector<std::uint64_t> blocks_to_resume(RequestId id) const;
 
-    std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);
-    // With a request, blocks are looked up by its content. Hashes that are not those of its prompt, in order, are
-    // refused.
-    std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
-                                                                        std::optional<Tier> tier, bool stop_on_miss,
-                                                                        WindowSize window_size,
-                                                                        const RequestPtr& request = nullptr);
-
     // Drops the blocks that a conversation has behind its first tokens and no other uses. Returns how many left the
     // tree.
     std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);

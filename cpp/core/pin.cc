@@ -49,12 +49,6 @@ void remove(State& state, Window& window, BlockIndex block, std::size_t tier) {
     review(state, window, block);
 }
 
-std::vector<BlockId> of_request(State& state, RequestId id) {
-    const Sequence& sequence = state.sequences.at(id);
-    check_settled(state, sequence);
-    return held(state, sequence);
-}
-
 void check_settled(const State& state, const Sequence& sequence) {
     for (const Window& window : state.windows) {
         sequence.windows[window.index].for_each([&](BlockIndex block) {

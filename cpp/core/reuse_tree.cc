@@ -111,26 +111,13 @@ BlockHash ReuseTree::hash_below(ParentRef parent, BlockIndex block) const {
     if (by_prefix_) {
         return behind(block).hash;
     }
-    const BlockHash above = is_root(parent) ? roots_[parent.root_index()].prefix.hash : (*hash_book_)[parent.block()];
+    const BlockHash above = is_root(parent) ? roots_[parent.root_index()].prefix.hash : hashes_[number(parent.block())];
     return hasher_.block(above, store_.content(block), store_.extras(block));
 }
 
 void ReuseTree::keep_hashes() {
-    if (hash_book_) {
-        return;
-    }
-    hash_book_.emplace(store_.size());
-    std::vector<BlockIndex> blocks;
-    for (const Root& root : roots_) {
-        collect_children(root.children, blocks);
-    }
-    for (std::size_t next = 0; next < blocks.size(); ++next) {  // parents before children
-        const BlockIndex block = blocks[next];
-        if (is_full(block)) {
-            hash_book_->enter(block, hash_below(store_[block].parent, block), hasher_, index_hash_);
-            collect_children(store_[block].children, blocks);
-        }
-    }
+    check(tenants_.size() == 0, "hashes are kept of some blocks and not of others");
+    hashes_.resize(store_.size());
 }
 
 ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
@@ -167,8 +154,8 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
     insert_child(children_of(parent), block);
     if (is_full(block)) {
         index_.insert(IndexHash::scattered(record.key), block);
-        if (hash_book_) {
-            hash_book_->enter(block, hash_below(parent, block), hasher_, index_hash_);
+        if (!hashes_.empty()) {
+            hashes_[number(block)] = hash_below(parent, block);
         }
     }
     if (record.has(kPrimary)) {
@@ -187,9 +174,6 @@ ParentRef ReuseTree::remove(BlockIndex block) {
     erase_child(children_of(parent), block);
     if (is_full(block)) {
         index_.erase(IndexHash::scattered(record.key), block);
-        if (hash_book_) {
-            hash_book_->leave(block, hasher_, index_hash_);
-        }
     }
     if (record.has(kPrimary)) {
         --children_primary_of(parent);

@@ -15,7 +15,7 @@ void ReuseTree::check_indexed(BlockIndex block) const {
               "a block's key is not that of its content");
         check(find_child(record.parent, record.key, content(block)) == block,
               "a tree block cannot be found, or another in its place");
-        check(!hash_book_ || (*hash_book_)[block] == hash_below(record.parent, block),
+        check(hashes_.empty() || hashes_[number(block)] == hash_below(record.parent, block),
               "a block's hash is not that of its content");
     }
     check(!by_prefix_ || (is_root(record.parent) && above(block).hash == prefix_of(record.parent).hash),

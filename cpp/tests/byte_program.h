@@ -35,6 +35,7 @@ class ByteProgram {
         Place place;
         BlockId id;
         std::uint32_t token_begin;
+        bool is_written;  // all of it is of the prompt and computed, so its bytes stay
     };
     struct Pinned {
         BlockId id;
@@ -81,11 +82,9 @@ class ByteProgram {
     std::vector<Held> held_by(const OwnedSequence& sequence);
 
     // byte_program_calls.cc
-    std::vector<BlockHash> any_hashes();
     WindowSize any_window();
     void pin_request();
     void pin_ids();
-    void pin_hashes();
     void unpin();
     void pass_time();
     void read();
@@ -101,7 +100,6 @@ class ByteProgram {
     std::vector<Ticket> tickets_;
     std::vector<Pinned> pins_;
     std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window
-    std::vector<BlockHash> hashes_;        // of prompts, first block to last
     RequestId next_id_ = 1;
     RequestId next_writer_ = 1'000'000'000;  // ids for what resumed sequences write
     std::int64_t now_ms_ = 0;

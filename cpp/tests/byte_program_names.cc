@@ -22,7 +22,6 @@ void ByteProgram::name_blocks() {
     promise(named.size() >= prompt.size() && named.size() <= found->second.length() / config.tokens_per_block,
             "a sequence has more hashes than full blocks, or fewer than its prompt");
     promise(std::ranges::equal(prompt, std::span(named).first(prompt.size())), "a prompt's hashes are others");
-    hashes_.insert(hashes_.end(), named.begin(), named.end());
 }
 
 void ByteProgram::truncate() {

@@ -112,7 +112,7 @@ TEST(Chunks, TokensOfOneCallLeaveBeforeOthersCome) {
 TEST(Chunks, WhatComesBackIsKeptAlsoWherePinsHoldTheRest) {
     Manager manager(one_window(7));
     manager.add_sequence(request(9, tokens(8, 9000)));
-    const std::vector<BlockId> cached = manager.pin_blocks(9);
+    const std::vector<BlockId> cached = manager.pin(9);
     manager.remove(9, 8);
     manager.unpin_blocks_by_id(cached, std::nullopt);
     manager.add_sequence(request(1, tokens(400, 1000)), kChunk);
@@ -129,7 +129,7 @@ TEST(Chunks, WhoseSlotsHisOwnPinsHoldTakesNobodyElses) {
     Manager manager(one_window(14));
     manager.add_sequence(request(1, tokens(400, 1000)), kChunk);
     manager.add_sequence(request(2, tokens(400, 2000)), kChunk);
-    const std::vector<BlockId> pinned = manager.pin_blocks(1);
+    const std::vector<BlockId> pinned = manager.pin(1);
     manager.grow(1, 12, kChunk);
     EXPECT_EQ(there(manager), 0U);
     EXPECT_THROW(manager.grow(1, 4), OutOfBlocks) << "two of its slots are pinned, and it has none left";

@@ -30,7 +30,7 @@ TEST(Determinism, TheSameCallsGiveTheSameDigestAfterEachOfThem) {
         [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))}); },
         [](Manager& m) { m.run_transfers(); },
         [](Manager& m) { m.grow(3, Tokens{1, 2, 3}); },
-        [](Manager& m) { m.pin_blocks(3); },
+        [](Manager& m) { m.pin(3); },
         [](Manager& m) { m.remove(3); },
         [](Manager& m) { m.advance_time(1000); },
     };

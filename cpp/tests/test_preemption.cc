@@ -221,7 +221,7 @@ TEST_F(Preemption, AReaderCannotPinWhatTheOwnerWillWriteOn) {
 
 TEST_F(Preemption, APinnedBlockStaysInPrimaryUnderItsReader) {
     begin(1, kX);
-    const auto pinned = manager.pin_blocks(1);
+    const auto pinned = manager.pin(1);
     const auto slot = manager.slots(1).front();
     manager.suspend_sequence(1);
     manager.run_transfers();
@@ -236,7 +236,7 @@ TEST_F(Preemption, APinnedBlockStaysInPrimaryUnderItsReader) {
 // would pass for all of it.
 TEST_F(Preemption, APinnedBlockIsNotWrittenOnWhileItIsCopied) {
     begin(1, joined(kX, {1}));
-    const auto pinned = manager.pin_blocks(1);
+    const auto pinned = manager.pin(1);
     manager.suspend_sequence(1);
     const Ticket offload = manager.take_transfers().ticket;
     const std::uint64_t before = manager.digest();
@@ -258,7 +258,6 @@ TEST_F(Preemption, EveryOtherCallAboutASuspendedSequenceIsRefused) {
     EXPECT_THROW(manager.grow(1, 1), std::invalid_argument);
     EXPECT_THROW(manager.rewind_kv_cache(1, 0), std::invalid_argument);
     EXPECT_THROW(manager.store_context_blocks(1, 8), std::invalid_argument);
-    EXPECT_THROW(manager.pin_blocks(1), std::invalid_argument);
     EXPECT_THROW(manager.ids(1), std::invalid_argument);
     EXPECT_THROW(manager.add_sequence(request(1, kX)), std::invalid_argument);
     EXPECT_THROW(manager.remove_sequence(1, true, true, std::nullopt), std::invalid_argument);

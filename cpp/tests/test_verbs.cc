@@ -19,7 +19,7 @@ using testing::tokens;
 
 const Tokens kX = tokens(8, 1000);
 
-TEST(LiveNames, NamesBlocksAsAPromptOfTheSameTokensWould) {
+TEST(LiveStore, NamesBlocksAsAPromptOfTheSameTokensWould) {
     Manager manager(config(8, 4));
     manager.add_sequence(request(1, tokens(6, 1000), {.lora_id = 3, .salt = "me"}));
     EXPECT_EQ(manager.commit_and_get_block_hashes(1).size(), 1U);

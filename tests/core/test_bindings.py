@@ -189,7 +189,6 @@ def test_what_is_not_numbers_changes_nothing(name: str) -> None:
             lambda: m.add_tokens([1], [1], computed=value),
             lambda: m.pin_blocks_by_id(value),
             lambda: m.unpin_blocks_by_id(value),
-            lambda: m.find_and_pin_blocks_by_hash(value),  # type: ignore[arg-type]
             lambda: m.get_batch_cache_block_ids(value),
         ]
     for call in calls:

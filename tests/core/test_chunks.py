@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.native import BlockManager, OutOfBlocks, SequenceRequest
 
-from .scenes import BLOCK, begin, leave_behind, manager, prompt, reusable, run_transfers
+from .scenes import BLOCK, begin, blocks_of, leave_behind, manager, prompt, reusable, run_transfers
 
 WINDOW = 8
 
@@ -123,7 +123,8 @@ def test_a_copy_that_fails_under_a_chunk_leaves_it_its_room() -> None:
 def test_a_pin_takes_its_slot_out_of_what_is_kept_until_it_ends() -> None:
     m = manager(primary=7, window_sizes=[WINDOW])
     m.add_sequence(SequenceRequest(1, prompt(1, 400)), chunk_tokens=16)
-    pinned = m.pin_blocks(1)
+    pinned = blocks_of(m, 1)
+    m.pin_blocks_by_id(pinned)
     with pytest.raises(OutOfBlocks):
         prefill(m, 1, 400, 16, 16)
     digest = m.digest()

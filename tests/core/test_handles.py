@@ -73,9 +73,6 @@ def test_what_is_answered_can_be_read_in_a_log() -> None:
     m.store_context_blocks(1, BLOCK)
     [event] = m.get_latest_events()
     assert f"block_hash={event.block_hash:#034x}" in repr(event) and "kind='stored'" in repr(event)
-    [found] = m.find_and_pin_blocks_by_hash([event.block_hash])
-    assert f"PinnedBlock(block_id={found and found.block_id}, slot=" in repr(found)
-    m.unpin_blocks_by_id([found.block_id] if found else [])
     m.suspend_sequence(1)
     assert repr(m.take_transfers()) == "TransferBatch(ticket=1, items=1)"
     stats = m.get_kv_cache_stats()

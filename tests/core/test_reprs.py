@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_kvfix import native
 
-from .scenes import begin, hashes, manager, prompt, push_to_host
+from .scenes import begin, manager, prompt, push_to_host
 
 SIMULATED = native.open_device("cpu")
 CLASSES = [
@@ -32,7 +32,7 @@ def of_the_manager() -> Iterator[object]:
     m.complete(batch.ticket)
     stats = m.get_kv_cache_stats()
     yield from (stats, stats.windows[0], stats.windows[0].primary, stats.total)
-    yield from (m.find_and_pin_blocks_by_hash(hashes(prompt(2, 9)))[0], m.get_latest_events()[0])
+    yield m.get_latest_events()[0]
 
 
 def of_devices() -> Iterator[object]:

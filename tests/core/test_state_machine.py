@@ -12,11 +12,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from . import pair_verbs
 from . import strategies as draws
 from .bad_calls import BAD_CALLS
-from .event_mirror import full_blocks, hash_of
 from .model import Config, Request
 from .model.values import Tier, Tokens
 from .pair import Pair
-from .scenes import NO_HASH
 from .waiting import WaitingRequests
 
 UNHEARD_INDEX = 29
@@ -200,12 +198,6 @@ class BlockManagerMachine(WaitingRequests):
         known = self.pair.names.known_ids()
         held = [i for i in known if any(self.pair.names.block(i).pins.values())] if pinned else []
         self.pair.unpin_ids([(held or known)[index % len(held or known)] for index in indices], tier)
-
-    @rule(data=st.data(), tier=draws.tiers, stop=st.booleans(), w=draws.indices)
-    def find_and_pin(self, data: st.DataObject, tier: Tier | None, stop: bool, w: int) -> None:
-        known = {hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.pair.model.state)}
-        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), NO_HASH, 2**128 - 1]), max_size=3))
-        self.pair.find_and_pin(hashes, tier, stop, w % len(self.pair.model.state.windows))
 
     # ------------------------------------------------------------------------------------------ transfers
 

@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.native import OutOfBlocks, Retention, SequenceRequest
 
-from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
+from .scenes import BLOCK, begin, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
 
 
 def owned(m: object, w: int) -> int:
@@ -179,17 +179,6 @@ def test_blocks_are_found_in_host_without_those_before_them() -> None:
     assert reusable(m, tokens) == 6 * BLOCK
     admission = m.add_sequence(SequenceRequest(3, [*tokens, 5]))
     assert (admission.tokens_reused, admission.blocks_onboarded) == (6 * BLOCK, 2)
-
-
-def test_a_block_is_pinned_by_its_hash_without_those_before_it() -> None:
-    m = manager(primary=6, window_sizes=[2 * BLOCK])
-    tokens = prompt(1, 6 * BLOCK)
-    leave_behind(m, 1, tokens)
-    m.add_sequence(SequenceRequest(2, prompt(2, 4 * BLOCK)))
-    wanted = hashes(tokens)
-    request = SequenceRequest(9, tokens)
-    found = m.find_and_pin_blocks_by_hash(wanted, stop_on_miss=False, window_size=2 * BLOCK, request=request)
-    assert [each is not None for each in found] == [False] * 4 + [True] * 2
 
 
 def test_a_conversation_is_cut_behind_blocks_that_have_gone() -> None:

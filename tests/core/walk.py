@@ -4,12 +4,10 @@ import random
 from collections.abc import Callable
 
 from . import pair_verbs
-from .event_mirror import full_blocks, hash_of
 from .model import Config, Request, Retention, WindowShape
-from .model.values import TIERS, Range, Salt, Tier
+from .model.values import Range, Salt
 from .native_values import CARRIERS
 from .pair import Pair
-from .scenes import NO_HASH
 
 
 def random_config(rng: random.Random) -> Config:
@@ -50,9 +48,8 @@ class Walk:
             self.name_blocks: 1,
             self.suspend: 2,
             self.resume: 3,
-            self.pin: 2,
+            self.pin: 4,
             self.unpin: 4,
-            self.look_up: 2,
             self.end_transfers: 10,
             self.move_time: 2,
             self.sweep: 1,
@@ -205,13 +202,6 @@ class Walk:
         pinned = [i for i in names.known_ids() if any(names.block(i).pins.values()) and names.alive(names.block(i))]
         if pinned:
             self.pair.unpin_ids([self.rng.choice(pinned)], self.rng.choice([None, None, "primary", "host"]))
-
-    def look_up(self) -> None:
-        known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})
-        hashes = self.rng.choices([*known, NO_HASH], k=self.rng.randint(0, 3))
-        tiers: list[Tier | None] = [None, *TIERS]
-        w = self.rng.randrange(len(self.model.state.windows))
-        self.pair.find_and_pin(hashes, self.rng.choice(tiers), self.rng.random() < 0.5, w)
 
     # -------------------------------------------------------------------------------------------- the rest
 

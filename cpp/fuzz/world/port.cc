@@ -36,17 +36,6 @@ void append(Words& words, const std::vector<PinnedSlot>& slots) {
     }
 }
 
-void append(Words& words, const std::vector<std::optional<PinnedBlock>>& blocks) {
-    for (const std::optional<PinnedBlock>& block : blocks) {
-        words.push_back(block ? 1 : 0);
-        if (block) {
-            words.insert(words.end(), {block->block_hash.first, block->block_hash.second, number(block->block_id),
-                                       number(block->slot), static_cast<std::uint64_t>(block->tier),
-                                       block->window_size.value_or(0)});
-        }
-    }
-}
-
 void append(Words& words, const std::vector<BlockEvent>& events) {
     for (const BlockEvent& event : events) {
         words.insert(

@@ -42,7 +42,6 @@ void append(Words& words, const TransferBatch& batch);
 void append(Words& words, const std::vector<std::uint64_t>& numbers);
 void append(Words& words, const std::vector<BlockId>& ids);
 void append(Words& words, const std::vector<PinnedSlot>& slots);
-void append(Words& words, const std::vector<std::optional<PinnedBlock>>& blocks);
 void append(Words& words, const std::vector<BlockEvent>& events);
 
 class Twins {

@@ -155,19 +155,11 @@ class ModelManager:
     def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
         return pruning.truncate(self.state, request, tokens_kept)
 
-    def pin_blocks(self, request_id: int) -> list[Block]:
-        return pins.pin_sequence(self.state, self.sequence(request_id))
-
     def pin_blocks_by_id(self, blocks: list[Block]) -> list[Tier]:
         return pins.pin_blocks(self.state, blocks)
 
     def unpin_blocks_by_id(self, blocks: list[Block], tier: Tier | None = None) -> None:
         pins.unpin_blocks(self.state, blocks, tier)
-
-    def find_and_pin(
-        self, candidates: list[list[Block]], tier: Tier | None, stop_on_miss: bool
-    ) -> list[tuple[Block, Tier] | None]:
-        return pins.find_and_pin(self.state, candidates, tier, stop_on_miss)
 
     def analyze_prefix_reuse(self, request: Request, chunk: int | None = None) -> PrefixReuse:
         plan = plan_batch(self.state, [request], chunk)[0]
