@@ -28,6 +28,9 @@ RequestPtr request_of(nb::handle item) {
     if (!nb::isinstance<SequenceRequest>(item)) {
         throw nb::type_error(("requests: expected SequenceRequest, got " + shown(item)).c_str());
     }
+    if (!nb::inst_ready(item)) {
+        throw nb::type_error("requests: a SequenceRequest whose __init__ has not been called");
+    }
     return nb::cast<const SequenceRequest&>(item).request;
 }
 
