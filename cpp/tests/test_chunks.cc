@@ -117,6 +117,8 @@ TEST(Chunks, WhatComesBackIsKeptAlsoWherePinsHoldTheRest) {
     manager.unpin_blocks_by_id(cached, std::nullopt);
     manager.add_sequence(request(1, tokens(400, 1000)), kChunk);
     manager.pin_blocks_by_id(cached);
+    const WindowStats pinned = manager.get_kv_cache_stats().windows.front();
+    EXPECT_LE(pinned.kept, pinned.primary.free + pinned.primary.cached) << "what is available is never negative";
     manager.store_context_blocks(1, kChunk);
     manager.unpin_blocks_by_id(cached, std::nullopt);
     EXPECT_EQ(there(manager), 0U) << "two blocks have left, and the next chunk needs their slots";

@@ -18,7 +18,8 @@ std::vector<std::uint64_t> World::allocatable() {
     std::vector<std::uint64_t> slots;
     for (const WindowStats& window : stats.answer.windows) {
         const std::uint64_t there = window.primary.free + window.primary.cached;
-        slots.push_back(there - std::min(there, window.kept));
+        promise(window.kept <= there, "more is kept than is there");
+        slots.push_back(there - window.kept);
     }
     return slots;
 }
