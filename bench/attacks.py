@@ -179,29 +179,6 @@ def failing_among_many(size: int, hostile: bool, _: int) -> Call:
     return end_all
 
 
-def drops_among_many(size: int, hostile: bool, _: int) -> Call:
-    """Tenants who are dropped from a window that caches as many others; benign: as much of one other."""
-    dropped, blocks = range(64), 2
-    window = blocks * TOKENS_PER_BLOCK
-    total = len(dropped) + size
-    config = BlockManagerConfig(
-        tokens_per_block=TOKENS_PER_BLOCK, window_sizes=[window], blocks_primary={window: blocks * total}, seed=DRAWN
-    )
-    manager = BlockManager(config)
-    for number in reversed(range(total)):
-        tenant = number if hostile or number in dropped else total
-        asked = SequenceRequest(number, random_tokens(window, number), lora_id=tenant, salt=f"tenant {tenant}")
-        manager.add_sequence(asked)
-        manager.store_context_blocks(number, window)
-        manager.remove_sequence(number)
-
-    def drop() -> None:
-        for number in dropped:
-            manager.drop_tenant(lora_id=number)
-
-    return drop
-
-
 def empty_tickets(size: int, hostile: bool, _: int) -> Call:
     """Tickets of nothing that never end; the benign ones do."""
     manager = manager_of(DRAWN, 8)
@@ -260,7 +237,6 @@ ATTACKS = (
     Attack("retention ranges", (4096, 8192, 16384, 32768), retention_ranges),
     Attack("after a failed ticket", (2048, 4096, 8192, 16384), after_a_failed_ticket),
     Attack("failing among many", (512, 1024, 2048, 4096), failing_among_many, flat=True),
-    Attack("drops among many", (2048, 4096, 8192, 16384), drops_among_many, flat=True),
     Attack("empty tickets", (1 << 18, 1 << 19, 1 << 20, 1 << 21), empty_tickets),
     Attack("windows", (16, 32, 64, 128), many_windows),
 )

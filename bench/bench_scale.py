@@ -145,7 +145,9 @@ class Cache:
             manager.add_tokens(ids, counts, tokens, computed=lengths)
             grown = perf_counter_ns()
             lengths += counts
-            manager.unpin_blocks_by_id(manager.pin_blocks(IDS_GENERATING))
+            [held] = manager.get_cache_block_ids(IDS_GENERATING)
+            manager.pin_blocks_by_id(held)
+            manager.unpin_blocks_by_id(held)
             pinned = perf_counter_ns()
             times["append"].append((grown - began) / 1e3 / SEQUENCES_GENERATING)
             times["pin"].append((pinned - grown) / 1e3)
@@ -163,7 +165,9 @@ def pinning(cache: Cache, count: int) -> Iterator[None]:
     def pin_in_a_loop(number: int) -> None:
         try:
             while not stop.is_set():
-                cache.manager.unpin_blocks_by_id(cache.manager.pin_blocks(number))
+                [held] = cache.manager.get_cache_block_ids(number)
+                cache.manager.pin_blocks_by_id(held)
+                cache.manager.unpin_blocks_by_id(held)
         except BaseException as error:  # a thread's exception would be lost otherwise
             errors.append(error)
 

@@ -337,31 +337,6 @@ class TransferBatch:
 
     def __repr__(self) -> str: ...
 
-class PinnedBlock:
-    """A block that stays where it is until it is unpinned."""
-
-    @property
-    def block_hash(self) -> int:
-        """The hash under which the block was found."""
-
-    @property
-    def block_id(self) -> int:
-        """The id for unpin_blocks_by_id()."""
-
-    @property
-    def slot(self) -> int:
-        """The slot that holds the block, in its tier."""
-
-    @property
-    def tier(self) -> str:
-        """'primary' or 'host'."""
-
-    @property
-    def window_size(self) -> int | None:
-        """The window whose slot it is. None: full attention."""
-
-    def __repr__(self) -> str: ...
-
 class BlockEvent:
     """
     A full block was stored or removed, or its tier or priority has changed.
@@ -659,20 +634,12 @@ class BlockManager:
         Ends a sequence. tokens: the whole sequence, where growth did not give the values. computed: leading positions whose values are in the cache. Returns the pinned ids.
         """
 
-    def pin_blocks(self, request_id: int) -> list[int]:
-        """Pins every block that the sequence holds, in primary."""
-
     def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]:
         """Pins blocks where they are; returns (slot, tier) of each."""
 
     def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None:
         """
         Ends one pin of each; tier must be given where a block is pinned in both.
-        """
-
-    def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[PinnedBlock | None]:
-        """
-        Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is looked up, and hashes that are not of its prompt, in order, raise ValueError.
         """
 
     def get_cache_block_ids(self, request_id: int, window_size: int | None = None) -> list[list[int]]:
@@ -751,16 +718,6 @@ class BlockManager:
 
     def __repr__(self) -> str: ...
 
-    def store_blocks_for_reuse(self, request_id: int, *, pin: bool = False, tokens: Any = None, computed: int | None = None) -> list[int]:
-        """
-        Offers the full blocks of a live sequence that are computed and known, those behind its prompt too; they cannot be rewound from then on. tokens, computed and pin are as in remove_sequence. Returns the pinned ids.
-        """
-
-    def commit_and_get_block_hashes(self, request_id: int) -> list[int]:
-        """
-        The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.
-        """
-
     def suspend_sequence(self, request_id: int) -> int:
         """
         Swaps a live sequence out: its blocks are copied to host and given up in primary. Returns how many copies are queued. All or nothing: OutOfBlocks (tier 'host') where the host tier has no room, BlockInFlight where a block of the sequence has not arrived.
@@ -776,9 +733,9 @@ class BlockManager:
         Primary blocks, window by window, that resume_sequence would take of those free or cached.
         """
 
-    def offload_blocks_by_hash(self, hashes: Sequence[int], *, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[int | None]:
+    def commit_and_get_block_hashes(self, request_id: int) -> list[int]:
         """
-        Copies blocks to host now; they stay in primary too. Returns the id of each block that is in host from now on (on its way, until its ticket has ended), None for a miss. All or nothing: OutOfBlocks (tier 'host').
+        The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.
         """
 
     def truncate_blocks(self, request: SequenceRequest, tokens_kept: int) -> int:
@@ -786,50 +743,10 @@ class BlockManager:
         Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last first, up to one that something else follows or uses. Returns how many.
         """
 
-    def drop_tenant(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None) -> int:
-        """
-        Nothing cached under the LoRA adapter, under the salt, or under both where both are given, is found again. Returns how many blocks that were.
-        """
-
-    def pins(self, ids: Any = None, *, request_id: int | None = None, hashes: Sequence[int] | None = None, tier: str | None = None, window_size: int | None = None, request: SequenceRequest | None = None) -> Pins:
-        """
-        Pins like pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash, and returns a handle that ends the pins. With hashes, it stops at the first one that is not found.
-        """
-
     def decode_batch(self, request_ids: Any) -> DecodeBatch:
         """
         The sequences as a batch, for engines that grow the same ones in every step.
         """
-
-class Pins:
-    """
-    Pinned blocks, which stay where they are until release(), the end of a with block, or the end of this object. It may outlive its manager and be released again, which does nothing.
-    """
-
-    @property
-    def ids(self) -> list[int]:
-        """Block ids, in the order in which they were asked for."""
-
-    @property
-    def slots(self) -> list[tuple[int, str]]:
-        """The (slot, tier) of each block, as it was pinned."""
-
-    @property
-    def released(self) -> bool:
-        """Whether this handle has ended the pins."""
-
-    def release(self) -> None:
-        """
-        Ends every pin of this handle, once. Raises ValueError if somebody has unpinned one of the blocks by its id.
-        """
-
-    def __len__(self) -> int: ...
-
-    def __enter__(self) -> Pins: ...
-
-    def __exit__(self, kind: object | None, error: object | None, traceback: object | None) -> None: ...
-
-    def __repr__(self) -> str: ...
 
 class DecodeBatch:
     """

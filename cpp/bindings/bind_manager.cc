@@ -28,6 +28,9 @@ RequestPtr request_of(nb::handle item) {
     if (!nb::isinstance<SequenceRequest>(item)) {
         throw nb::type_error(("requests: expected SequenceRequest, got " + shown(item)).c_str());
     }
+    if (!nb::inst_ready(item)) {
+        throw nb::type_error("requests: a SequenceRequest whose __init__ has not been called");
+    }
     return nb::cast<const SequenceRequest&>(item).request;
 }
 
@@ -81,16 +84,6 @@ void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<
     const auto blocks = read_ids(ids, {"unpin_blocks_by_id, ids"});
     const auto from = tier_from(tier);
     without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
-}
-
-std::vector<std::optional<PinnedBlock>> find_and_pin(BlockManager& self, nb::handle hashes,
-                                                     const std::optional<std::string>& tier, bool stop_on_miss,
-                                                     WindowSize window_size, const SequenceRequest* request) {
-    const auto wanted = read_hashes(hashes, {"find_and_pin_blocks_by_hash, hashes"});
-    const auto from = tier_from(tier);
-    const RequestPtr whose = request != nullptr ? request->request : nullptr;
-    return without_gil(
-        [&] { return self.find_and_pin_blocks_by_hash(wanted, from, stop_on_miss, window_size, whose); });
 }
 
 BlockIdTable cache_block_ids(const BlockManager& self, RequestId request_id, WindowSize window_size) {
@@ -164,21 +157,12 @@ void bind_sequences(ManagerClass& c) {
 
 void bind_pins(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("pin_blocks", &BlockManager::pin_blocks, nb::call_guard<GilReleased>(), "request_id"_a,
-          "Pins every block that the sequence holds, in primary.")
-        .def("pin_blocks_by_id", &pin_blocks_by_id, "ids"_a,
-             nb::sig("def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]"),
-             "Pins blocks where they are; returns (slot, tier) of each.")
+    c.def("pin_blocks_by_id", &pin_blocks_by_id, "ids"_a,
+          nb::sig("def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]"),
+          "Pins blocks where they are; returns (slot, tier) of each.")
         .def("unpin_blocks_by_id", &unpin_blocks_by_id, "ids"_a, nb::kw_only(), "tier"_a = nb::none(),
              nb::sig("def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None"),
-             "Ends one pin of each; tier must be given where a block is pinned in both.")
-        .def("find_and_pin_blocks_by_hash", &find_and_pin, "hashes"_a, nb::kw_only(), "tier"_a = nb::none(),
-             "stop_on_miss"_a = true, "window_size"_a = nb::none(), "request"_a = nb::none(),
-             nb::sig("def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, "
-                     "stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = "
-                     "None) -> list[PinnedBlock | None]"),
-             "Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is "
-             "looked up, and hashes that are not of its prompt, in order, raise ValueError.");
+             "Ends one pin of each; tier must be given where a block is pinned in both.");
 }
 
 void bind_tables(ManagerClass& c) {
@@ -280,7 +264,6 @@ void bind_manager(nb::module_& m) {
     bind_questions(manager);
     bind_upkeep(manager);
     bind_verbs(manager);
-    bind_pin_handles(m, manager);
     bind_decode_batch(m, manager);
 }
 

@@ -128,23 +128,6 @@ void bind_transfers(nb::module_& m) {
         .def("__repr__", [](const TransferBatch& b) {
             return Repr("TransferBatch").add("ticket", b.ticket).add("items", b.items.size()).text();
         });
-    nb::class_<PinnedBlock>(m, "PinnedBlock", "A block that stays where it is until it is unpinned.")
-        .def_ro("block_hash", &PinnedBlock::block_hash, "The hash under which the block was found.")
-        .def_ro("block_id", &PinnedBlock::block_id, "The id for unpin_blocks_by_id().")
-        .def_ro("slot", &PinnedBlock::slot, "The slot that holds the block, in its tier.")
-        .def_prop_ro(
-            "tier", [](const PinnedBlock& b) { return tier_name(b.tier); }, nb::sig("def tier(self) -> str"),
-            "'primary' or 'host'.")
-        .def_ro("window_size", &PinnedBlock::window_size, "The window whose slot it is. None: full attention.")
-        .def("__repr__", [](const PinnedBlock& b) {
-            return Repr("PinnedBlock")
-                .add("block_id", b.block_id)
-                .add("slot", b.slot)
-                .add("tier", tier_name(b.tier))
-                .add("window_size", b.window_size)
-                .add("block_hash", hex_of(b.block_hash))
-                .text();
-        });
 }
 
 std::vector<nb::tuple> extra_tuples(const BlockEvent& event) {

@@ -1,5 +1,4 @@
-// The calls of a manager beside admission and growth: preemption, and blocks that are stored, moved and dropped by
-// name.
+// The calls of a manager beside admission and growth: preemption, and blocks that are named and forgotten.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -19,41 +18,9 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-std::vector<BlockId> store_blocks(BlockManager& self, RequestId request_id, bool pin, nb::handle tokens,
-                                  std::optional<std::int64_t> computed) {
-    const auto values = read_optional<TokenId>(tokens, "store_blocks_for_reuse, tokens");
-    const auto done = narrowed<std::uint32_t>(computed, {"computed", request_id});
-    return without_gil([&] { return self.store_blocks_for_reuse(request_id, pin, values, done); });
-}
-
-std::vector<std::optional<BlockId>> offload_blocks(BlockManager& self, nb::handle hashes, bool stop_on_miss,
-                                                   WindowSize window_size, const SequenceRequest* request) {
-    const auto wanted = read_hashes(hashes, {"offload_blocks_by_hash, hashes"});
-    const RequestPtr whose = request != nullptr ? request->request : nullptr;
-    return without_gil([&] { return self.offload_blocks_by_hash(wanted, stop_on_miss, window_size, whose); });
-}
-
 std::uint64_t truncate_blocks(BlockManager& self, const SequenceRequest& request, std::int64_t tokens_kept) {
     const auto kept = narrowed<std::uint32_t>(tokens_kept, {"tokens_kept", request.request->id});
     return without_gil([&] { return self.truncate_blocks(request.request, kept); });
-}
-
-std::uint64_t drop_tenant(BlockManager& self, std::optional<std::int64_t> lora_id, nb::handle salt) {
-    const Salt of = read_salt(salt, {"drop_tenant, salt"});
-    return without_gil([&] { return self.drop_tenant(lora_id, of); });
-}
-
-void bind_storing(ManagerClass& c) {
-    using namespace nb::literals;
-    c.def("store_blocks_for_reuse", &store_blocks, "request_id"_a, nb::kw_only(), "pin"_a = false,
-          "tokens"_a = nb::none(), "computed"_a = nb::none(),
-          nb::sig("def store_blocks_for_reuse(self, request_id: int, *, pin: bool = False, tokens: Any = None, "
-                  "computed: int | None = None) -> list[int]"),
-          "Offers the full blocks of a live sequence that are computed and known, those behind its prompt too; they "
-          "cannot be rewound from then on. tokens, computed and pin are as in remove_sequence. Returns the pinned ids.")
-        .def("commit_and_get_block_hashes", &BlockManager::commit_and_get_block_hashes, nb::call_guard<GilReleased>(),
-             "request_id"_a,
-             "The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.");
 }
 
 void bind_preemption(ManagerClass& c) {
@@ -71,24 +38,14 @@ void bind_preemption(ManagerClass& c) {
              "Primary blocks, window by window, that resume_sequence would take of those free or cached.");
 }
 
-void bind_by_name(ManagerClass& c) {
+void bind_names(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("offload_blocks_by_hash", &offload_blocks, "hashes"_a, nb::kw_only(), "stop_on_miss"_a = true,
-          "window_size"_a = nb::none(), "request"_a = nb::none(),
-          nb::sig("def offload_blocks_by_hash(self, hashes: Sequence[int], *, stop_on_miss: bool = True, window_size: "
-                  "int | None = None, request: SequenceRequest | None = None) -> list[int | None]"),
-          "Copies blocks to host now; they stay in primary too. Returns the id of each block that is in host from now "
-          "on "
-          "(on its way, until its ticket has ended), None for a miss. All or nothing: OutOfBlocks (tier 'host').")
+    c.def("commit_and_get_block_hashes", &BlockManager::commit_and_get_block_hashes, nb::call_guard<GilReleased>(),
+          "request_id"_a,
+          "The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.")
         .def("truncate_blocks", &truncate_blocks, "request"_a, "tokens_kept"_a,
              "Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last "
-             "first, up to one that something else follows or uses. Returns how many.")
-        .def("drop_tenant", &drop_tenant, nb::kw_only(), "lora_id"_a = nb::none(), "salt"_a = nb::none(),
-             nb::sig(
-                 "def drop_tenant(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None) -> int"),
-             "Nothing cached under the LoRA adapter, under the salt, or under both where both are given, is found "
-             "again. "
-             "Returns how many blocks that were.");
+             "first, up to one that something else follows or uses. Returns how many.");
 }
 
 // Waits for the manager's lock, as every other question does.
@@ -107,9 +64,8 @@ std::string text_of(const BlockManager& self) {
 
 void bind_verbs(ManagerClass& manager) {
     manager.def("__repr__", &text_of);
-    bind_storing(manager);
     bind_preemption(manager);
-    bind_by_name(manager);
+    bind_names(manager);
 }
 
 }  // namespace kvfix::bindings

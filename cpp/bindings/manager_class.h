@@ -14,7 +14,6 @@ namespace kvfix::bindings {
 using ManagerClass = nanobind::class_<BlockManager>;
 
 void bind_verbs(ManagerClass& manager);
-void bind_pin_handles(nanobind::module_& module, ManagerClass& manager);
 void bind_decode_batch(nanobind::module_& module, ManagerClass& manager);
 
 template <class T>

@@ -34,28 +34,4 @@ std::optional<Hash128> words_of(nb::handle number) {
     return Hash128{PyLong_AsUnsignedLongLongMask(number.ptr()), high};
 }
 
-std::vector<Hash128> read_hashes(nb::handle hashes, const Field& field) {
-    if (!PyList_Check(hashes.ptr()) && !PyTuple_Check(hashes.ptr())) {
-        throw nb::type_error(
-            (field.text() + ": expected a list of ints of 128 bits, got " + nb::type_name(hashes.type()).c_str())
-                .c_str());
-    }
-    std::vector<Hash128> out;
-    for (const nb::handle item : nb::steal<nb::tuple>(PySequence_Tuple(hashes.ptr()))) {
-        if (!PyLong_Check(item.ptr()) || PyBool_Check(item.ptr())) {
-            throw nb::type_error((field.text() + ": expected ints of 128 bits, got " + shown(item) + " at position " +
-                                  std::to_string(out.size()))
-                                     .c_str());
-        }
-        const auto words = words_of(item);
-        if (!words) {
-            throw nb::value_error((field.text() + ": " + shown(item) + " at position " + std::to_string(out.size()) +
-                                   " is no hash: an int, 0 to 2**128 - 1")
-                                      .c_str());
-        }
-        out.push_back(*words);
-    }
-    return out;
-}
-
 }  // namespace kvfix::bindings

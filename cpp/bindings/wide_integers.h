@@ -4,9 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <optional>
-#include <vector>
 
-#include "bindings/integers.h"
 #include "core/siphash.h"
 
 namespace kvfix::bindings {
@@ -15,10 +13,6 @@ namespace kvfix::bindings {
 PyObject* python_int(std::uint64_t low, std::uint64_t high);
 // Returns nothing unless the object is an int that is neither negative nor too large. A bool is not an int here.
 std::optional<Hash128> words_of(nanobind::handle number);
-
-// Reads a list or tuple. Raises TypeError for anything else, and ValueError for an item that is not an int of 128 bits.
-// Both name the field.
-std::vector<Hash128> read_hashes(nanobind::handle hashes, const Field& field);
 
 }  // namespace kvfix::bindings
 

@@ -11,7 +11,6 @@
 #include "core/digest.h"
 #include "core/evict.h"
 #include "core/invariants.h"
-#include "core/offload.h"
 #include "core/pin.h"
 #include "core/preempt.h"
 #include "core/prune.h"
@@ -29,21 +28,9 @@ BlockManagerConfig checked(BlockManagerConfig config) {
     return config;
 }
 
-pin::HashLookup lookup_of(const BlockManagerConfig& config, std::span<const BlockHash> hashes, std::optional<Tier> tier,
-                          bool stop_on_miss, WindowSize window_size, const RequestPtr& request) {
-    pin::HashLookup lookup{hashes, tier, stop_on_miss, window_size, std::nullopt};
-    if (request) {
-        lookup.path = pin::path_of(config, hashes, request);
-    }
-    return lookup;
-}
-
 }  // namespace
 
-BlockManager::BlockManager(BlockManagerConfig config)
-    : anchor_(std::make_shared<PinAnchor>()), state_(checked(std::move(config))) {
-    anchor_->manager = this;
-}
+BlockManager::BlockManager(BlockManagerConfig config) : state_(checked(std::move(config))) {}
 
 // ------------------------------------------------------------------------------------------------ sequences
 
@@ -127,13 +114,6 @@ std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, boo
     return store::remove(state_, id, store, pin, tokens, computed);
 }
 
-std::vector<BlockId> BlockManager::store_blocks_for_reuse(RequestId id, bool pin,
-                                                          std::optional<std::span<const TokenId>> tokens,
-                                                          std::optional<std::uint32_t> computed) {
-    const ManagerGuard guard(mutex_);
-    return commit::blocks(state_, id, pin, tokens, computed);
-}
-
 std::vector<BlockHash> BlockManager::commit_and_get_block_hashes(RequestId id) {
     const ManagerGuard guard(mutex_);
     return commit::hashes(state_, id);
@@ -158,11 +138,6 @@ std::vector<std::uint64_t> BlockManager::blocks_to_resume(RequestId id) const {
 
 // ------------------------------------------------------------------------------------------------ pins
 
-std::vector<BlockId> BlockManager::pin_blocks(RequestId id) {
-    const ManagerGuard guard(mutex_);
-    return pin::of_request(state_, id);
-}
-
 std::vector<PinnedSlot> BlockManager::pin_blocks_by_id(std::span<const BlockId> ids) {
     const ManagerGuard guard(mutex_);
     return pin::by_id(state_, ids);
@@ -173,34 +148,11 @@ void BlockManager::unpin_blocks_by_id(std::span<const BlockId> ids, std::optiona
     pin::end_by_id(state_, ids, tier);
 }
 
-std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
-                                                                                  std::optional<Tier> tier,
-                                                                                  bool stop_on_miss,
-                                                                                  WindowSize window_size,
-                                                                                  const RequestPtr& request) {
-    const pin::HashLookup lookup = lookup_of(state_.config, hashes, tier, stop_on_miss, window_size, request);
-    const ManagerGuard guard(mutex_);
-    return pin::by_hash(state_, lookup);
-}
-
 // ------------------------------------------------------------------------------------------------ by name
-
-std::vector<std::optional<BlockId>> BlockManager::offload_blocks_by_hash(std::span<const BlockHash> hashes,
-                                                                         bool stop_on_miss, WindowSize window_size,
-                                                                         const RequestPtr& request) {
-    const pin::HashLookup lookup = lookup_of(state_.config, hashes, std::nullopt, stop_on_miss, window_size, request);
-    const ManagerGuard guard(mutex_);
-    return offload::by_hash(state_, lookup);
-}
 
 std::uint64_t BlockManager::truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept) {
     const ManagerGuard guard(mutex_);
     return prune::conversation(state_, *request, tokens_kept);
-}
-
-std::uint64_t BlockManager::drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt) {
-    const ManagerGuard guard(mutex_);
-    return prune::tenant(state_, lora_id, salt);
 }
 
 // ------------------------------------------------------------------------------------------------ block lists

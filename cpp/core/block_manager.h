@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -15,7 +14,6 @@
 #include "core/event_log.h"
 #include "core/grow.h"
 #include "core/manager_mutex.h"
-#include "core/pins.h"
 #include "core/request.h"
 #include "core/results.h"
 #include "core/state.h"
@@ -28,7 +26,6 @@ class BlockManager {
     explicit BlockManager(BlockManagerConfig config);
     BlockManager(const BlockManager&) = delete;
     BlockManager& operator=(const BlockManager&) = delete;
-    ~BlockManager();
 
     const BlockManagerConfig& config() const { return state_.config; }
 
@@ -59,10 +56,6 @@ class BlockManager {
     std::vector<BlockId> remove_sequence(RequestId id, bool store, bool pin,
                                          std::optional<std::span<const TokenId>> tokens,
                                          std::optional<std::uint32_t> computed = std::nullopt);
-
-    // Makes the computed blocks of a live sequence findable, beyond its prompt too. Returns the ids that it pinned.
-    std::vector<BlockId> store_blocks_for_reuse(RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
-                                                std::optional<std::uint32_t> computed = std::nullopt);
     std::vector<BlockHash> commit_and_get_block_hashes(RequestId id);
 
     // A suspended sequence has its bytes in host and holds no primary block. Until it is back, callers may only resume
@@ -71,24 +64,11 @@ class BlockManager {
     std::uint64_t resume_sequence(RequestId id);
     std::vector<std::uint64_t> blocks_to_resume(RequestId id) const;
 
-    std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);
-    // With a request, blocks are looked up by its content. Hashes that are not those of its prompt, in order, are
-    // refused.
-    std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
-                                                                        std::optional<Tier> tier, bool stop_on_miss,
-                                                                        WindowSize window_size,
-                                                                        const RequestPtr& request = nullptr);
-
-    // Returns for each hash the block that is in host from now on, or on its way there.
-    std::vector<std::optional<BlockId>> offload_blocks_by_hash(std::span<const BlockHash> hashes, bool stop_on_miss,
-                                                               WindowSize window_size,
-                                                               const RequestPtr& request = nullptr);
-    // The first drops the blocks that a conversation has behind its first tokens and no other uses, the second all
-    // blocks of a tenant. Both return the number of blocks that left the tree.
+    // Drops the blocks that a conversation has behind its first tokens and no other uses. Returns how many left the
+    // tree.
     std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);
-    std::uint64_t drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt);
 
     std::vector<BlockIdTable> get_batch_cache_block_ids(std::span<const RequestId> ids, WindowSize window_size) const;
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,
@@ -117,21 +97,11 @@ class BlockManager {
     std::uint64_t digest();
     void check_invariants() const;
 
-    // The same pins as handles that end them (core/pins.h). pins_by_hash() stops at the first hash that is not found.
-    Pins pins_of(RequestId id);
-    Pins pins_by_id(std::span<const BlockId> ids);
-    Pins pins_by_hash(std::span<const BlockHash> hashes, std::optional<Tier> tier, WindowSize window_size,
-                      const RequestPtr& request = nullptr);
-
   private:
-    friend class Pins;
-    void unpin(std::span<const HeldPin> pins);
     template <class MakePlan>
     bool grow_shortly(MakePlan&& make_plan);
 
-    const HomeProcess anchor_home_;
-    const std::shared_ptr<PinAnchor> anchor_;  // of every handle
-    mutable ManagerMutex mutex_;               // guards everything below
+    mutable ManagerMutex mutex_;  // guards everything below
     State state_;
     // Memory that calls use again, and what matching has found so far. No answer depends on it.
     AdmissionPlanner planner_;

@@ -4,37 +4,9 @@
 #include <iterator>
 
 #include "core/block_hash.h"
-#include "core/chunk.h"
-#include "core/past_window.h"
-#include "core/pin.h"
-#include "core/reported_tokens.h"
 #include "core/steps.h"
-#include "core/store.h"
 
 namespace kvfix::commit {
-
-std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
-                            std::optional<std::uint32_t> computed) {
-    Sequence& sequence = state.sequences.at(id);
-    check_reported_tokens(sequence, tokens, computed);
-    if (pin) {
-        pin::check_settled(state, sequence);
-    }
-    learn_reported_tokens(sequence, tokens, computed);
-    for (Window& window : state.windows) {
-        if (!sequence.windows[window.index].rolls) {
-            store::full_blocks(state, window, sequence, sequence.storable());
-            const std::uint32_t entered = sequence.cursors[window.index].position * state.tokens_per_block();
-            sequence.committed = std::max(sequence.committed, entered);
-        }
-    }
-    std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
-    past_window::let_go(state, sequence);
-    for (Window& window : state.windows) {
-        chunk::settle(window, sequence);
-    }
-    return pinned;
-}
 
 std::vector<BlockHash> hashes(State& state, RequestId id) {
     Sequence& sequence = state.sequences.at_any(id);

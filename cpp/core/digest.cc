@@ -64,7 +64,7 @@ std::uint64_t digest_of_sequence(Sequence& sequence) {
     digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
     digest.mix(std::uint64_t{sequence.known()} << 32 | sequence.doubtful_from);
     digest.mix(sequence.digest_of_grown());
-    digest.mix(std::uint64_t{sequence.committed} << 1 | (sequence.suspended ? 1 : 0));
+    digest.mix(sequence.suspended ? 1U : 0U);
     mix_numbers(digest, sequence.stats);
     digest.mix(sequence.claimed);
     for (HeldBlocks& held : sequence.windows) {

@@ -102,7 +102,9 @@ void evict_primary(State& state, Window& window) {
 }
 
 void unlink(State& state, Window& window, BlockIndex block) {
-    publish(state, window, EventKind::removed, block, window.blocks[block].has(kPrimary) ? Tier::primary : Tier::host);
+    // A block whose slot has just been taken over has none left. It was in primary.
+    const Tier tier = window.blocks[block].host_only() ? Tier::host : Tier::primary;
+    publish(state, window, EventKind::removed, block, tier);
     leave_queues(window, block);
     retain::stop_clock(window, block);
     if (window.has_host() && window.host_redundant_queue.contains(block)) {

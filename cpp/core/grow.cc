@@ -214,11 +214,6 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
         throw std::invalid_argument(who + std::to_string(count) + " is more than the " + std::to_string(grown) +
                                     " tokens grown since the prompt");
     }
-    if (sequence.length - count < sequence.committed) {
-        throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " would take back some of the " +
-                                    std::to_string(sequence.committed) +
-                                    " tokens that store_blocks_for_reuse has offered to others");
-    }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
         const std::uint32_t may_have_left = past_window::blocks_behind(window, computed);

@@ -130,9 +130,8 @@ void check_sequences(const State& state) {
         suspended += sequence->suspended ? 1 : 0;
         check(sequence->known() <= sequence->values_begin() && sequence->computed <= sequence->length,
               "a sequence's lengths disagree");
-        check(sequence->committed <= sequence->known() &&
-                  sequence->hashes.size() <= sequence->known() / state.tokens_per_block(),
-              "a sequence has offered or named what is not known of it");
+        check(sequence->hashes.size() <= sequence->known() / state.tokens_per_block(),
+              "a sequence has named what is not known of it");
         for (const Window& window : state.windows) {
             const HeldBlocks& held = sequence->windows[window.index];
             check(held.size() == ceil_div(sequence->length, state.tokens_per_block()),

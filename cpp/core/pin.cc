@@ -49,12 +49,6 @@ void remove(State& state, Window& window, BlockIndex block, std::size_t tier) {
     review(state, window, block);
 }
 
-std::vector<BlockId> of_request(State& state, RequestId id) {
-    const Sequence& sequence = state.sequences.at(id);
-    check_settled(state, sequence);
-    return held(state, sequence);
-}
-
 void check_settled(const State& state, const Sequence& sequence) {
     for (const Window& window : state.windows) {
         sequence.windows[window.index].for_each([&](BlockIndex block) {
@@ -110,14 +104,6 @@ void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> t
             throw std::invalid_argument(name(id) + " is pinned in both tiers: say which with tier=");
         }
         ends.emplace_back(id, tier ? static_cast<std::size_t>(*tier) : (block.pins[kPrimary] != 0 ? kPrimary : kHost));
-    }
-    end_each(state, ends);
-}
-
-void end(State& state, std::span<const HeldPin> pins) {
-    std::vector<std::pair<BlockId, std::size_t>> ends;
-    for (const HeldPin& pin : pins) {
-        ends.emplace_back(pin.block_id, static_cast<std::size_t>(pin.tier));
     }
     end_each(state, ends);
 }

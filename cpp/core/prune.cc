@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "core/evict.h"
@@ -83,23 +82,6 @@ std::uint64_t conversation(State& state, const Request& request, std::uint32_t t
                 break;
             }
             dropped += evict::drop(state, window, path.back());
-        }
-    }
-    return dropped;
-}
-
-std::uint64_t tenant(State& state, std::optional<std::int64_t> lora_id, const Salt& salt) {
-    if (!lora_id && std::holds_alternative<std::monostate>(salt)) {
-        throw std::invalid_argument("drop_tenant: give a lora_id, a salt or both; reset_reuse_state drops everything");
-    }
-    std::uint64_t dropped = 0;
-    std::vector<BlockIndex> tops;
-    for (Window& window : state.windows) {
-        tops.clear();
-        window.tree.collect_tenant(lora_id, salt, tops);
-        std::ranges::sort(tops);  // the order in which records come free must not depend on who came first
-        for (const BlockIndex top : tops) {
-            dropped += evict::drop(state, window, top);
         }
     }
     return dropped;

@@ -1,10 +1,14 @@
 #include "core/report.h"
 
+#include <algorithm>
+
 namespace kvfix {
 namespace {
 
 WindowStats stats_of(const Window& window) {
-    WindowStats out{.window_size = window.config.window_size, .primary = {}, .host = {}, .kept = window.slots_kept};
+    // Pins may hold some of what is kept. Then what is free or cached is all kept, and none of it is available.
+    const std::uint64_t kept = std::min(window.slots_kept, window.there());
+    WindowStats out{.window_size = window.config.window_size, .primary = {}, .host = {}, .kept = kept};
     const auto fill = [&](TierStats& stats, std::size_t tier, std::uint64_t cached) {
         stats.blocks = window.blocks.slots(tier);
         stats.free = window.blocks.slots_free(tier);

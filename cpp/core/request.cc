@@ -44,11 +44,6 @@ std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& sal
     return out;
 }
 
-std::pair<std::string_view, std::string_view> split_identity(std::string_view identity) {
-    const std::size_t lora = identity.starts_with('L') ? 1 + sizeof(std::int64_t) : 0;
-    return {identity.substr(0, lora), identity.substr(lora)};
-}
-
 void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens) {
     const auto bad_key = [&](const std::string& why) { throw std::invalid_argument(whose + ": " + why); };
     std::uint32_t end_before = 0;

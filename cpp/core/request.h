@@ -60,8 +60,6 @@ std::vector<BlockExtra> read_extras(std::string_view extras);
 
 using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
 
-// Splits an identity into what serialise_identity() made of the LoRA adapter and of the salt.
-std::pair<std::string_view, std::string_view> split_identity(std::string_view identity);
 // Returns "" if there is neither. Prefixes with different identities never meet.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt);
 // Throws std::invalid_argument unless the spans are ascending and disjoint, have digests, and lie within that many

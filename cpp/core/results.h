@@ -45,22 +45,7 @@ struct TransferBatch {
     std::vector<TransferItem> items;
 };
 
-struct PinnedBlock {
-    BlockHash block_hash;
-    BlockId block_id;
-    SlotIndex slot;
-    Tier tier;
-    WindowSize window_size;
-};
-
 struct PinnedSlot {
-    SlotIndex slot;
-    Tier tier;
-};
-
-// One of a handle's pins.
-struct HeldPin {
-    BlockId block_id;
     SlotIndex slot;
     Tier tier;
 };

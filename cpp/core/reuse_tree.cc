@@ -40,8 +40,7 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& s
       roots_by_prefix_(by_prefix ? store.size() : 0),
       above_(by_prefix ? store.size() : 0),
       next_(above_.size(), kNone),
-      further_(store.size(), kNone),
-      tenants_(key_for(seed, "parts of tenants")) {}
+      further_(store.size(), kNone) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
     std::uint64_t x = (number(block) ^ rank_seed_) * 0x9e3779b97f4a7c15;
@@ -62,7 +61,7 @@ ParentRef ReuseTree::find_root(const Identity& identity) const {
         return find_prefix(first);
     }
     const TenantIndex::Tenant* found = tenants_.find({identity.text(), first.key});
-    return found == nullptr ? ParentRef() : ParentRef::root(found->second.first);
+    return found == nullptr ? ParentRef() : ParentRef::root(found->second.last);
 }
 
 ParentRef ReuseTree::open_root(const Identity& identity) {
@@ -75,6 +74,19 @@ ParentRef ReuseTree::open_root(const Identity& identity) {
         roots_by_prefix_.insert(place_of(roots_[root].prefix), BlockIndex{root});
     }
     return ParentRef::root(root);
+}
+
+std::uint32_t ReuseTree::new_root(TenantIndex::Tenant& tenant, const Prefix& prefix) {
+    if (free_roots_.empty()) {
+        free_roots_.push_back(static_cast<std::uint32_t>(roots_.size()));
+        roots_.emplace_back();
+    }
+    const std::uint32_t root = free_roots_.back();
+    free_roots_.pop_back();
+    roots_[root] = Root{.tenant = &tenant, .prefix = prefix};
+    ++tenant.second.count;
+    tenant.second.last = root;
+    return root;
 }
 
 std::uint64_t ReuseTree::key_of(ParentRef parent) const {
@@ -99,26 +111,13 @@ BlockHash ReuseTree::hash_below(ParentRef parent, BlockIndex block) const {
     if (by_prefix_) {
         return behind(block).hash;
     }
-    const BlockHash above = is_root(parent) ? roots_[parent.root_index()].prefix.hash : (*hash_book_)[parent.block()];
+    const BlockHash above = is_root(parent) ? roots_[parent.root_index()].prefix.hash : hashes_[number(parent.block())];
     return hasher_.block(above, store_.content(block), store_.extras(block));
 }
 
 void ReuseTree::keep_hashes() {
-    if (hash_book_) {
-        return;
-    }
-    hash_book_.emplace(store_.size());
-    std::vector<BlockIndex> blocks;
-    for (const Root& root : roots_) {
-        collect_children(root.children, blocks);
-    }
-    for (std::size_t next = 0; next < blocks.size(); ++next) {  // parents before children
-        const BlockIndex block = blocks[next];
-        if (is_full(block)) {
-            hash_book_->enter(block, hash_below(store_[block].parent, block), hasher_, index_hash_);
-            collect_children(store_[block].children, blocks);
-        }
-    }
+    check(tenants_.size() == 0, "hashes are kept of some blocks and not of others");
+    hashes_.resize(store_.size());
 }
 
 ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
@@ -155,8 +154,8 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
     insert_child(children_of(parent), block);
     if (is_full(block)) {
         index_.insert(IndexHash::scattered(record.key), block);
-        if (hash_book_) {
-            hash_book_->enter(block, hash_below(parent, block), hasher_, index_hash_);
+        if (!hashes_.empty()) {
+            hashes_[number(block)] = hash_below(parent, block);
         }
     }
     if (record.has(kPrimary)) {
@@ -175,9 +174,6 @@ ParentRef ReuseTree::remove(BlockIndex block) {
     erase_child(children_of(parent), block);
     if (is_full(block)) {
         index_.erase(IndexHash::scattered(record.key), block);
-        if (hash_book_) {
-            hash_book_->leave(block, hasher_, index_hash_);
-        }
     }
     if (record.has(kPrimary)) {
         --children_primary_of(parent);

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "core/block_store.h"
-#include "core/hash_book.h"
 #include "core/hash_index.h"
 #include "core/identity.h"
 #include "core/index_hash.h"
@@ -140,16 +139,12 @@ class ReuseTree {
     void prefetch(std::uint64_t key) const { index_.prefetch(IndexHash::scattered(key)); }
     BlockIndex hint(std::uint64_t key) const { return index_.hint(IndexHash::scattered(key)); }
 
-    // From now on the hashes of full blocks are known. The first call computes them for all blocks present.
+    // From now on the hashes of full blocks are known. Only an empty tree can begin with that.
     void keep_hashes();
     // The hash of a full block in the tree, as it is shown, and that of its parent, if it has one. Both need
     // keep_hashes().
-    BlockHash block_hash(BlockIndex block) const { return hasher_.shown((*hash_book_)[block]); }
+    BlockHash block_hash(BlockIndex block) const { return hasher_.shown(hashes_[number(block)]); }
     std::optional<BlockHash> parent_hash(BlockIndex block) const;
-    // The only full block under this hash, or kNone if none or several have it. Needs keep_hashes().
-    BlockIndex find_unambiguous(const BlockHash& hash) const {
-        return hash_book_->find_unambiguous(hash, hasher_, index_hash_);
-    }
 
     struct Beginning {
         BlockIndex block = kNone;
@@ -166,8 +161,6 @@ class ReuseTree {
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
-    // Appends the children of all roots with that adapter, that salt, or both.
-    void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out) const;
 
     // The heap order of the treaps: fixed for each block, spread evenly, and the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
@@ -179,8 +172,6 @@ class ReuseTree {
   private:
     struct Root {
         TenantIndex::Tenant* tenant = nullptr;  // the owner
-        std::uint32_t previous = kNone;         // among the owner's roots
-        std::uint32_t next = kNone;
         Prefix prefix;
         BlockIndex children = kNone;
         std::uint32_t children_primary = 0;
@@ -194,11 +185,10 @@ class ReuseTree {
     }
     std::uint32_t new_root(TenantIndex::Tenant& tenant, const Prefix& prefix);
     void close_root(std::uint32_t root);
-    void leave_tenant(const Root& root);
     void link_prefix(BlockIndex block);
     BlockIndex find_end(const Prefix& prefix) const;
     void check_prefix(std::uint32_t root) const;
-    bool check_tenant(std::uint32_t root) const;
+    void check_tenant(std::uint32_t root) const;
     std::uint64_t place_of(const Prefix& prefix) const {
         return IndexHash::scattered(index_hash_.block_hash(prefix.hash));
     }
@@ -229,7 +219,7 @@ class ReuseTree {
     std::vector<BlockIndex> further_;  // [block]: a guess; what it names may have left the tree since
     std::uint32_t orphaned_ = 0;
     std::uint64_t changes_ = 0;
-    std::optional<HashBook> hash_book_;
+    std::vector<BlockHash> hashes_;  // [block]; empty unless they are kept
     TenantIndex tenants_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;

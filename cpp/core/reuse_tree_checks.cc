@@ -1,5 +1,6 @@
 // Checks of what must hold between any two calls, as far as a tree alone can know.
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "core/check.h"
@@ -14,7 +15,7 @@ void ReuseTree::check_indexed(BlockIndex block) const {
               "a block's key is not that of its content");
         check(find_child(record.parent, record.key, content(block)) == block,
               "a tree block cannot be found, or another in its place");
-        check(!hash_book_ || (*hash_book_)[block] == hash_below(record.parent, block),
+        check(hashes_.empty() || hashes_[number(block)] == hash_below(record.parent, block),
               "a block's hash is not that of its content");
     }
     check(!by_prefix_ || (is_root(record.parent) && above(block).hash == prefix_of(record.parent).hash),
@@ -40,36 +41,27 @@ void ReuseTree::check_prefix(std::uint32_t root) const {
     }
 }
 
-// A root stands among those of its tenant. Returns whether it is the first of them.
-bool ReuseTree::check_tenant(std::uint32_t root) const {
+void ReuseTree::check_tenant(std::uint32_t root) const {
     const TenantIndex::Tenant* tenant = roots_[root].tenant;
-    const std::uint32_t previous = roots_[root].previous;
-    const std::uint32_t next = roots_[root].next;
     check(tenant->first.key == root_key(tenant->first.text), "a tenant's key is not that of his identity");
     check(tenants_.find(tenant->first.name()) == tenant, "a root's tenant is not known by his identity");
-    check(tenants_.is_linked(*tenant), "a tenant does not stand among those with its adapter or its salt");
-    check(next == kNone || (roots_[next].previous == root && roots_[next].tenant == tenant),
-          "a tenant's roots are not linked");
-    check((previous == kNone) == (tenant->second.first == root), "a tenant begins with another root");
-    return previous == kNone;
 }
 
 void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
     std::vector<BlockIndex> children;
-    std::size_t live = 0;
     std::uint32_t orphans = 0;
-    std::size_t tenants = 0;
+    std::map<const TenantIndex::Tenant*, std::uint32_t> roots_of;
     for (std::uint32_t root = 0; root < roots_.size(); ++root) {
         if (roots_[root].children == kNone) {
             continue;
         }
-        ++live;
         orphans += by_prefix_ && !roots_[root].first && roots_[root].block == kNone ? 1 : 0;
         check((by_prefix_ ? find_prefix(roots_[root].prefix) : find_root(roots_[root].tenant->first.text)) ==
                   ParentRef::root(root),
               "a root cannot be found by its identity");
         check_prefix(root);
-        tenants += check_tenant(root) ? 1 : 0;
+        check_tenant(root);
+        ++roots_of[roots_[root].tenant];
         children.clear();
         collect_children(roots_[root].children, children);
         const auto in_primary = static_cast<std::uint32_t>(
@@ -82,8 +74,11 @@ void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
         }
     }
     check(orphans == orphaned_, "the count of prefixes whose blocks have gone is wrong");
-    check(tenants == tenants_.size() && (by_prefix_ || tenants == live),
-          "a root without children is kept, or one with children is lost");
+    for (const auto& [tenant, roots] : roots_of) {
+        check(tenant->second.count == roots && (by_prefix_ || roots == 1),
+              "a root without children is kept, or one with children is lost");
+    }
+    check(roots_of.size() == tenants_.size(), "a tenant without roots is kept");
 }
 
 }  // namespace kvfix

@@ -54,7 +54,9 @@ void ReuseTree::link_prefix(BlockIndex block) {
 void ReuseTree::close_root(std::uint32_t root) {
     Root& closed = roots_[root];
     free_roots_.push_back(root);
-    leave_tenant(closed);
+    if (--closed.tenant->second.count == 0) {
+        tenants_.close(*closed.tenant);
+    }
     if (!by_prefix_) {
         return;
     }

@@ -15,7 +15,7 @@ constexpr std::size_t kSpareMax = 1024;
 void clear(Sequence& sequence) {
     sequence.request.reset();
     sequence.grown_tokens.clear();
-    sequence.length = sequence.computed = sequence.claimed = sequence.committed = 0;
+    sequence.length = sequence.computed = sequence.claimed = 0;
     sequence.hashes.clear();
     sequence.doubtful_from = kNone;
     sequence.suspended = false;

@@ -125,7 +125,6 @@ struct Sequence {
     // nothing from there on is stored, in any window: every layer computes from what the layers before it made of those
     // bytes.
     std::uint32_t doubtful_from = kNone;
-    std::uint32_t committed = 0;  // leading positions that entered the tree while it lived and cannot be rewound
     // The hashes of its full blocks, as far as anyone has asked. forget() takes back those whose tokens go, given the
     // block's size.
     std::vector<BlockHash> hashes;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -20,7 +21,7 @@ ByteProgram::ByteProgram(std::span<const std::uint8_t> bytes)
 
 void ByteProgram::step() {
     using Call = void (ByteProgram::*)();
-    static constexpr std::array<std::pair<Call, std::uint32_t>, 25> kCalls{{
+    static constexpr auto kCalls = std::to_array<std::pair<Call, std::uint32_t>>({
         {&ByteProgram::admit, 8},
         {&ByteProgram::remove, 6},
         {&ByteProgram::grow, 6},
@@ -29,25 +30,21 @@ void ByteProgram::step() {
         {&ByteProgram::unpin, 4},
         {&ByteProgram::run_copies_and_compute, 2},
         {&ByteProgram::rewind, 2},
-        {&ByteProgram::pin_hashes, 2},
-        {&ByteProgram::pin_ids, 1},
-        {&ByteProgram::pin_request, 1},
+        {&ByteProgram::pin_ids, 3},
+        {&ByteProgram::pin_request, 2},
         {&ByteProgram::pass_time, 2},
         {&ByteProgram::read, 1},
         {&ByteProgram::misuse, 1},
-        {&ByteProgram::store_live, 3},
         {&ByteProgram::name_blocks, 1},
-        {&ByteProgram::offload_hashes, 2},
         {&ByteProgram::truncate, 1},
-        {&ByteProgram::drop_tenant, 1},
-        {&ByteProgram::take_handle, 2},
-        {&ByteProgram::release_handle, 2},
         {&ByteProgram::suspend, 3},
         {&ByteProgram::resume, 3},
         {&ByteProgram::remove_suspended, 1},
         {&ByteProgram::misuse_suspended, 1},
-    }};
-    std::uint32_t weight = bytes_.below(66);
+    });
+    static constexpr std::uint32_t kWeights = std::accumulate(
+        kCalls.begin(), kCalls.end(), 0U, [](std::uint32_t sum, const auto& call) { return sum + call.second; });
+    std::uint32_t weight = bytes_.below(kWeights);
     for (const auto& [call, share] : kCalls) {
         if (weight < share) {
             (this->*call)();
@@ -65,9 +62,6 @@ void ByteProgram::wind_up() {
     }
     for (const auto& [id, sequence] : sequences_) {
         verify(sequence);
-    }
-    while (!handles_.empty()) {
-        release_handle();
     }
     for (const Pinned& pinned : std::exchange(pins_, {})) {
         memory_.unpin(pinned.place);
@@ -254,9 +248,6 @@ void ByteProgram::remove() {
     if (attempt([&] { pinned = manager_.remove_sequence(id, store, pin, tokens, computed); })) {
         promise(computed.value_or(0) <= sequence.length(), "more than there is has been computed");
         remember_pins(pinned, held);
-        const auto hashes =
-            block_hashes(*sequence.request, BlockHasher(manager_.config().seed), manager_.config().tokens_per_block);
-        hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
         sequences_.erase(found);
     }
 }

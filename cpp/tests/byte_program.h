@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <optional>
 #include <span>
@@ -36,6 +35,7 @@ class ByteProgram {
         Place place;
         BlockId id;
         std::uint32_t token_begin;
+        bool is_written;  // all of it is of the prompt and computed, so its bytes stay
     };
     struct Pinned {
         BlockId id;
@@ -61,13 +61,8 @@ class ByteProgram {
     void remove();
 
     // byte_program_names.cc
-    void store_live();
     void name_blocks();
-    void offload_hashes();
     void truncate();
-    void drop_tenant();
-    void take_handle();
-    void release_handle();
 
     // byte_program_preempt.cc
     void suspend();
@@ -87,11 +82,9 @@ class ByteProgram {
     std::vector<Held> held_by(const OwnedSequence& sequence);
 
     // byte_program_calls.cc
-    std::vector<BlockHash> any_hashes();
     WindowSize any_window();
     void pin_request();
     void pin_ids();
-    void pin_hashes();
     void unpin();
     void pass_time();
     void read();
@@ -104,11 +97,9 @@ class ByteProgram {
     ShadowMemory memory_;
     std::map<RequestId, OwnedSequence> sequences_;
     std::map<RequestId, OwnedSequence> suspended_;
-    std::list<Pins> handles_;  // their pins are among pins_
     std::vector<Ticket> tickets_;
     std::vector<Pinned> pins_;
     std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window
-    std::vector<BlockHash> hashes_;        // of prompts, first block to last
     RequestId next_id_ = 1;
     RequestId next_writer_ = 1'000'000'000;  // ids for what resumed sequences write
     std::int64_t now_ms_ = 0;

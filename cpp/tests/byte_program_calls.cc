@@ -1,6 +1,7 @@
 // The calls of a ByteProgram apart from sequences and copies: pins, time, reads and misuse.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -26,7 +27,7 @@ void ByteProgram::remember_pins(std::span<const BlockId> ids, std::span<const He
     for (const BlockId id : ids) {
         const auto at = std::ranges::find(held, id, &Held::id);
         promise(at != held.end(), "a block is pinned that its request does not hold");
-        memory_.pin(at->place, id, false);
+        memory_.pin(at->place, id, at->is_written);
         pins_.push_back({id, at->place});
     }
 }
@@ -38,10 +39,22 @@ void ByteProgram::forget_pin(const Pinned& pinned) {
 }
 
 void ByteProgram::pin_request() {
-    const RequestId id = any_request();
-    std::vector<BlockId> pinned;
-    if (attempt([&] { pinned = manager_.pin_blocks(id); })) {
-        remember_pins(pinned, held_by(sequences_.at(id)));
+    const auto found = sequences_.find(any_request());
+    if (found == sequences_.end()) {
+        return;
+    }
+    const std::vector<Held> held = held_by(found->second);
+    std::vector<BlockId> ids;
+    std::ranges::transform(held, std::back_inserter(ids), &Held::id);
+    std::vector<PinnedSlot> slots;
+    if (!attempt([&] { slots = manager_.pin_blocks_by_id(ids); })) {
+        return;
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const Place place{held[i].place.window, slots[i].tier, slots[i].slot};
+        promise(slots[i].tier == Tier::host || place == held[i].place, "a block is pinned where it is not");
+        memory_.pin(place, ids[i], held[i].is_written || slots[i].tier == Tier::host);
+        pins_.push_back({ids[i], place});
     }
 }
 
@@ -54,50 +67,14 @@ void ByteProgram::pin_ids() {
     }
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const Place place{seen_.at(ids[i]), slots[i].tier, slots[i].slot};
-        memory_.pin(place, ids[i], false);
+        memory_.pin(place, ids[i], slots[i].tier == Tier::host);  // only primary is written on
         pins_.push_back({ids[i], place});
     }
-}
-
-// The hashes of prompts that have ended and of live sequences. Most of them are stored.
-std::vector<BlockHash> ByteProgram::any_hashes() {
-    std::vector<BlockHash> wanted;
-    for (std::uint32_t count = bytes_.between(1, 3); count > 0 && !hashes_.empty(); --count) {
-        wanted.push_back(hashes_[hashes_.size() - 1 -
-                                 bytes_.below(static_cast<std::uint32_t>(std::min<std::size_t>(hashes_.size(), 250)))]);
-    }
-    const std::uint32_t hash_bits = manager_.config().hash_bits;
-    if (hash_bits < kBlockHashBits) {
-        wanted.assign(1, BlockHash{bytes_.below(1U << hash_bits), 0});
-    }
-    return wanted;
 }
 
 WindowSize ByteProgram::any_window() {
     const auto& windows = manager_.config().windows;
     return windows[bytes_.below(static_cast<std::uint32_t>(windows.size()))].window_size;
-}
-
-void ByteProgram::pin_hashes() {
-    const std::vector<BlockHash> wanted = any_hashes();
-    const auto tier = bytes_.pick(std::array<std::optional<Tier>, 3>{std::nullopt, Tier::primary, Tier::host});
-    const WindowSize window = any_window();
-    const bool stop_on_miss = bytes_.one_in(2);
-    const auto found = manager_.find_and_pin_blocks_by_hash(wanted, tier, stop_on_miss, window);
-    promise(found.size() == wanted.size(), "a hash without an answer");
-    bool missed = false;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        promise(!(stop_on_miss && missed) || !found[i], "a block is pinned after a miss");
-        missed = missed || !found[i];
-        if (found[i]) {
-            promise(found[i]->block_hash == wanted[i], "another hash than the one asked for");
-            promise(!tier || found[i]->tier == *tier, "another tier than the one asked for");
-            const Place place{memory_.window_index(found[i]->window_size), found[i]->tier, found[i]->slot};
-            seen_.emplace(found[i]->block_id, place.window);
-            memory_.pin(place, found[i]->block_id, true);
-            pins_.push_back({found[i]->block_id, place});
-        }
-    }
 }
 
 void ByteProgram::unpin() {
@@ -202,7 +179,7 @@ void ByteProgram::misuse() {
             refused([&] { manager_.get_batch_cache_block_ids({&id, 1}, 12345U); });
             break;
         case 4:
-            refused([&] { manager_.find_and_pin_blocks_by_hash({}, std::nullopt, false, 12345U); });
+            refused([&] { manager_.get_num_front_blocks_removed(id, 12345U); });
             break;
         case 5:
             refused([&] {

@@ -84,7 +84,9 @@ std::vector<ByteProgram::Held> ByteProgram::held_by(const OwnedSequence& sequenc
                         "a block that must be written is not held");
                 if (row[block] != -1) {
                     const Place place{window, Tier::primary, static_cast<SlotIndex>(row[block])};
-                    out.push_back({place, static_cast<BlockId>(ids[beam][block]), begin});
+                    const std::uint32_t end = begin + config.tokens_per_block;
+                    const bool is_written = end <= std::min(sequence.written, sequence.request->num_tokens());
+                    out.push_back({place, static_cast<BlockId>(ids[beam][block]), begin, is_written});
                 }
             }
         }

@@ -1,32 +1,9 @@
-// The calls of a ByteProgram about blocks by name: live stores, hashes, tenants, and pins that end with a handle.
+// The calls of a ByteProgram that name blocks and forget them by name.
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "tests/byte_program.h"
 
 namespace kvfix::testing {
-
-void ByteProgram::store_live() {
-    if (!bytes_.one_in(4)) {
-        run_copies_and_compute();
-    }
-    const RequestId id = any_request();
-    const auto found = sequences_.find(id);
-    const bool pin = bytes_.one_in(3);
-    const std::optional<std::uint32_t> computed = bytes_.one_in(3) ? std::nullopt : std::optional(reported(id));
-    const auto whole = found == sequences_.end() ? std::nullopt : make_whole_tokens(bytes_, found->second);
-    const auto tokens = whole ? std::optional<std::span<const TokenId>>(*whole) : std::nullopt;
-    const std::vector<Held> held = found == sequences_.end() ? std::vector<Held>() : held_by(found->second);
-    std::vector<BlockId> pinned;
-    if (!attempt([&] { pinned = manager_.store_blocks_for_reuse(id, pin, tokens, computed); })) {
-        return;
-    }
-    promise(found != sequences_.end(), "an unknown request is stored");
-    promise(computed.value_or(0) <= found->second.length(), "more than there is has been computed");
-    promise(pin || pinned.empty(), "blocks are pinned that nobody asked for");
-    remember_pins(pinned, held);
-}
 
 void ByteProgram::name_blocks() {
     const RequestId id = any_request();
@@ -45,26 +22,6 @@ void ByteProgram::name_blocks() {
     promise(named.size() >= prompt.size() && named.size() <= found->second.length() / config.tokens_per_block,
             "a sequence has more hashes than full blocks, or fewer than its prompt");
     promise(std::ranges::equal(prompt, std::span(named).first(prompt.size())), "a prompt's hashes are others");
-    hashes_.insert(hashes_.end(), named.begin(), named.end());
-}
-
-void ByteProgram::offload_hashes() {
-    const std::vector<BlockHash> wanted = any_hashes();
-    const bool stop_on_miss = bytes_.one_in(2);
-    const WindowSize window = any_window();
-    std::vector<std::optional<BlockId>> found;
-    if (!attempt([&] { found = manager_.offload_blocks_by_hash(wanted, stop_on_miss, window); })) {
-        return;
-    }
-    promise(found.size() == wanted.size(), "a hash without an answer");
-    bool missed = false;
-    for (const std::optional<BlockId>& block : found) {
-        promise(!(stop_on_miss && missed) || !block, "a block is offloaded after a miss");
-        missed = missed || !block;
-        if (block) {
-            seen_.emplace(*block, memory_.window_index(window));
-        }
-    }
 }
 
 void ByteProgram::truncate() {
@@ -76,77 +33,6 @@ void ByteProgram::truncate() {
     const std::uint64_t per_window = ceil_div(request->num_tokens(), manager_.config().tokens_per_block);
     promise(removed <= per_window * manager_.config().windows.size(), "more blocks go than the request has");
     promise(manager_.truncate_blocks(request, kept) == 0, "truncating twice finds more");
-}
-
-void ByteProgram::drop_tenant() {
-    const OwnedSequence fresh = make_request(bytes_, next_id_++, manager_.config());
-    const std::optional<std::int64_t> lora_id = fresh.request->lora_id;
-    const Salt& salt = fresh.request->salt;
-    if (!attempt([&] { manager_.drop_tenant(lora_id, salt); })) {
-        return;
-    }
-    promise(manager_.analyze_prefix_reuse(fresh.request).tokens == 0, "something of a dropped tenant is found");
-    promise(manager_.drop_tenant(lora_id, salt) == 0, "dropping a tenant twice finds more");
-}
-
-// ----------------------------------------------------------------------------------------------------- pins with handles
-
-void ByteProgram::take_handle() {
-    const RequestId request = any_request();
-    std::array<BlockId, 2> ids{};
-    std::ranges::generate(ids, [&] { return any_block(); });
-    const std::uint32_t kind = bytes_.below(3);
-    const WindowSize window = any_window();
-    const std::vector<BlockHash> hashes = any_hashes();
-    const auto pinned = [&] {
-        return kind == 0   ? manager_.pins_of(request)
-               : kind == 1 ? manager_.pins_by_id(ids)
-                           : manager_.pins_by_hash(hashes, std::nullopt, window);
-    };
-    if (!attempt([&] { handles_.push_back(pinned()); })) {
-        return;
-    }
-    std::vector<Held> held = kind == 0 ? held_by(sequences_.at(request)) : std::vector<Held>();
-    for (const HeldPin& pin : handles_.back().held()) {
-        if (kind == 0) {
-            const auto at = std::ranges::find(held, pin.block_id, &Held::id);
-            promise(at != held.end(), "a block is pinned that its request does not hold");
-            seen_.emplace(pin.block_id, at->place.window);
-        } else if (kind == 2) {
-            seen_.emplace(pin.block_id, memory_.window_index(window));
-        }
-        const Place place{seen_.at(pin.block_id), pin.tier, pin.slot};
-        memory_.pin(place, pin.block_id, kind == 2);
-        pins_.push_back({pin.block_id, place});
-    }
-}
-
-// Pins by id and pins of handles are counted together. A handle can end as long as each of its blocks has enough pins.
-void ByteProgram::release_handle() {
-    if (handles_.empty()) {
-        return;
-    }
-    const auto at = std::next(handles_.begin(), bytes_.below(static_cast<std::uint32_t>(handles_.size())));
-    Pins handle = std::move(*at);
-    handles_.erase(at);
-    std::vector<Pinned> left = pins_;
-    std::vector<Pinned> ended;
-    bool legal = true;
-    for (const HeldPin& pin : handle.held()) {
-        const auto pinned = std::ranges::find_if(
-            left, [&](const Pinned& one) { return one.id == pin.block_id && one.place.tier == pin.tier; });
-        legal = legal && pinned != left.end();
-        if (legal) {
-            ended.push_back(*pinned);
-            left.erase(pinned);
-        }
-    }
-    promise(attempt([&] { handle.release(); }) == legal,
-            legal ? "a handle cannot be released" : "a handle ends pins that are not there");
-    promise(handle.released(), "a handle is not released");
-    if (legal) {
-        std::ranges::for_each(ended, [&](const Pinned& pin) { forget_pin(pin); });
-    }
 }
 
 }  // namespace kvfix::testing

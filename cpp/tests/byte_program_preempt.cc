@@ -70,9 +70,6 @@ void ByteProgram::misuse_suspended() {
     refused([&] { manager_.add_tokens({&id, 1}, {&one, 1}, std::nullopt); });
     refused([&] { manager_.rewind_kv_cache(id, 0); });
     refused([&] { manager_.store_context_blocks(id, 0); });
-    refused([&] { manager_.store_blocks_for_reuse(id, false, std::nullopt); });
-    refused([&] { manager_.pin_blocks(id); });
-    refused([&] { manager_.pins_of(id); });
     refused([&] { manager_.get_batch_cache_block_ids({&id, 1}, any_window()); });
     refused([&] { manager_.add_sequence_batch({&sequence.request, 1}, std::nullopt); });
     promise(manager_.get_token_count(id) == sequence.length(), "a suspended request has another length");

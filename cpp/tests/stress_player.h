@@ -23,10 +23,10 @@ class Player {
 
     void run() {
         static constexpr std::array<void (Player::*)(), 20> kCalls{
-            &Player::admit,      &Player::admit,      &Player::admit,    &Player::remove,   &Player::remove,
-            &Player::grow,       &Player::grow,       &Player::store,    &Player::take,     &Player::take,
-            &Player::end_ticket, &Player::end_ticket, &Player::pin_ids,  &Player::pin_hash, &Player::pin_hash,
-            &Player::unpin,      &Player::unpin,      &Player::pin_held, &Player::read,     &Player::look_deep};
+            &Player::admit,      &Player::admit,      &Player::admit,    &Player::remove,  &Player::remove,
+            &Player::grow,       &Player::grow,       &Player::store,    &Player::take,    &Player::take,
+            &Player::end_ticket, &Player::end_ticket, &Player::pin_ids,  &Player::pin_ids, &Player::pin_ids,
+            &Player::unpin,      &Player::unpin,      &Player::pin_held, &Player::read,    &Player::look_deep};
         while (!arena_.stop) {
             (this->*kCalls[below(kCalls.size())])();
             ++arena_.calls;
@@ -96,6 +96,7 @@ class Player {
                 expect(ids[position] >= 0, "a new block is not held");
                 arena_.private_blocks.claim(static_cast<BlockId>(ids[position]), owned.request->id);
                 owned.private_blocks.push_back(static_cast<BlockId>(ids[position]));
+                known_[owned.private_blocks.back()] = window;
             }
         }
     }
@@ -185,20 +186,6 @@ class Player {
         SlotTable::pin(slot);
         pins_.push_back({id, where.tier, &slot});
     }
-    void pin_hash() {
-        const auto hashes = block_hashes(*make_request(), BlockHasher(manager_.config().seed), kTokensPerBlock);
-        const std::uint32_t window = kWindows[below(kWindows.size())];
-        const std::array<std::optional<Tier>, 3> tiers{std::nullopt, Tier::primary, Tier::host};
-        for (const auto& found : manager_.find_and_pin_blocks_by_hash(hashes, tiers[below(3)], true, window)) {
-            if (found) {
-                remember_pin(found->block_id, found->window_size, {found->slot, found->tier});
-                known_[found->block_id] = window;
-            }
-        }
-        while (pins_.size() > 8) {
-            unpin();
-        }
-    }
     void pin_ids() {
         if (known_.empty()) {
             return;
@@ -211,6 +198,9 @@ class Player {
         } catch (const std::invalid_argument&) {
             known_.erase(id);  // gone since we heard of it
         }
+        while (pins_.size() > 8) {
+            unpin();
+        }
     }
     void pin_held() {
         if (owned_.empty()) {
@@ -218,8 +208,18 @@ class Player {
         }
         const Owned& owned = owned_[below(owned_.size())];
         try {
-            const std::vector<BlockId> ids = manager_.pin_blocks(owned.request->id);
-            manager_.unpin_blocks_by_id(ids, Tier::primary);
+            std::vector<BlockId> ids;
+            for (const std::uint32_t window : kWindows) {
+                for (const std::int64_t id : ids_of(owned, window)) {
+                    if (id >= 0) {
+                        ids.push_back(static_cast<BlockId>(id));
+                    }
+                }
+            }
+            const std::vector<PinnedSlot> slots = manager_.pin_blocks_by_id(ids);
+            for (std::size_t i = 0; i < ids.size(); ++i) {
+                manager_.unpin_blocks_by_id({&ids[i], 1}, slots[i].tier);
+            }
         } catch (const BlockInFlight&) {
             take();
         }

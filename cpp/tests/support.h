@@ -91,13 +91,15 @@ class Manager : public BlockManager {
         complete(batch.ticket);
         return std::move(batch.items);
     }
-    // Computes, stores and removes a prompt, so that all of it is cached.
-    void cache(RequestId id, Tokens prompt, RequestOptions options = {}) {
+    // Computes, stores and removes a prompt, so that all of it is cached. Returns the blocks that it held.
+    std::vector<BlockId> cache(RequestId id, Tokens prompt, RequestOptions options = {}) {
         const auto length = static_cast<std::uint32_t>(prompt.size());
         add_sequence(request(id, std::move(prompt), std::move(options)));
         run_transfers();
         store_context_blocks(id, length);
+        std::vector<BlockId> blocks = held(id);
         remove(id);
+        return blocks;
     }
     // Takes every evictable primary block in turn, so that what was cached goes to host if it may.
     void flush_primary(RequestId id) {
@@ -113,6 +115,27 @@ class Manager : public BlockManager {
     }
     std::vector<std::int64_t> ids(RequestId id, WindowSize window = std::nullopt) const {
         return get_batch_cache_block_ids({&id, 1}, window).front().front();
+    }
+    // The blocks that the sequence holds, in all windows, each once.
+    std::vector<BlockId> held(RequestId id) const {
+        std::vector<BlockId> out;
+        for (const WindowConfig& window : config().windows) {
+            const BlockIdTable beams = get_batch_cache_block_ids({&id, 1}, window.window_size).front();
+            for (const auto& beam : beams) {
+                for (const std::int64_t block : beam) {
+                    const auto named = static_cast<BlockId>(block);
+                    if (block >= 0 && std::ranges::find(out, named) == out.end()) {
+                        out.push_back(named);
+                    }
+                }
+            }
+        }
+        return out;
+    }
+    std::vector<BlockId> pin(RequestId id) {
+        std::vector<BlockId> blocks = held(id);
+        pin_blocks_by_id(blocks);
+        return blocks;
     }
     std::vector<std::int32_t> slots(RequestId id) const {
         std::vector<std::int32_t> table(2 * ids(id).size());

@@ -30,7 +30,7 @@ TEST(Determinism, TheSameCallsGiveTheSameDigestAfterEachOfThem) {
         [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))}); },
         [](Manager& m) { m.run_transfers(); },
         [](Manager& m) { m.grow(3, Tokens{1, 2, 3}); },
-        [](Manager& m) { m.pin_blocks(3); },
+        [](Manager& m) { m.pin(3); },
         [](Manager& m) { m.remove(3); },
         [](Manager& m) { m.advance_time(1000); },
     };
@@ -129,12 +129,6 @@ void admit_two(Manager& manager) {
 }
 
 // Others have stored the same blocks, so storing them again changes nothing else.
-void grow_to_a_known_prompt(Manager& manager) {
-    manager.add_sequence(request(9, tokens(5, 1000)));
-    manager.run_transfers();
-    manager.grow(9, tokens(3, 1005), 5);
-}
-
 TEST(Determinism, OneThingThatDiffersShowsInTheDigest) {
     const std::vector<Differing> all{
         {"the number of pins", [](Manager& m) { pin_first(m); }, [](Manager& m) { pin_first(m), pin_first(m); }},
@@ -144,9 +138,6 @@ TEST(Determinism, OneThingThatDiffersShowsInTheDigest) {
          [](Manager& m) { admit_two(m), m.forget(9), m.forget(8); }},
         {"the value of a grown token", [](Manager& m) { admit_two(m), m.grow(8, Tokens{1}); },
          [](Manager& m) { admit_two(m), m.grow(8, Tokens{2}); }},
-        {"what no rewind may take back",
-         [](Manager& m) { grow_to_a_known_prompt(m), m.store_blocks_for_reuse(9, false, std::nullopt, 8); },
-         [](Manager& m) { grow_to_a_known_prompt(m), m.grow(9, 0, 8); }},
     };
     for (const Differing& differing : all) {
         Manager one(config(8, 8));

@@ -53,12 +53,7 @@ bool overlap(const std::string& point, A&& a, B&& b) {
     return overlapped;
 }
 
-BlockHash hash_of(const Tokens& block) { return testing::hashes_of(*request(1, block)).front(); }
-
-std::optional<PinnedBlock> find_and_pin(Manager& manager, const Tokens& block, Tier tier) {
-    const BlockHash hash = hash_of(block);
-    return manager.find_and_pin_blocks_by_hash({&hash, 1}, tier, true, std::nullopt).front();
-}
+PinnedSlot pin(Manager& manager, BlockId block) { return manager.pin_blocks_by_id({&block, 1}).front(); }
 
 // ------------------------------------------------------------------------------------------------- peek, then claim
 
@@ -82,24 +77,23 @@ TEST(PeekThenClaim, AnotherAllocationWaitsAndGetsAnotherSlot) {
 TEST(PeekThenClaim, AReaderWaitsAndDoesNotFindWhatIsBeingEvicted) {
     Manager manager(config(1));
     manager.cache(1, kX);
-    std::optional<PinnedBlock> found;
+    std::uint64_t found = 1;
     EXPECT_FALSE(overlap(
         "evict.picked", [&] { manager.add_sequence(request(2, tokens(4, 2000))); },
-        [&] { found = find_and_pin(manager, kX, Tier::primary); }));
-    EXPECT_EQ(found, std::nullopt);
+        [&] { found = manager.reusable(joined(kX, {1})); }));
+    EXPECT_EQ(found, 0U);
     manager.check_invariants();
 }
 
 TEST(PeekThenClaim, AnEvictionWaitsAndDoesNotTakeWhatIsBeingPinned) {
     Manager manager(config(2));
-    manager.cache(1, kX);
+    const BlockId x = manager.cache(1, kX).front();
     manager.cache(2, tokens(4, 2000));
-    std::optional<PinnedBlock> found;
+    std::optional<PinnedSlot> pinned;
     EXPECT_FALSE(overlap(
-        "find.found", [&] { found = find_and_pin(manager, kX, Tier::primary); },
-        [&] { manager.add_sequence(request(3, tokens(4, 3000))); }));
-    ASSERT_TRUE(found);
-    EXPECT_NE(static_cast<std::int32_t>(found->slot), manager.slots(3).front());
+        "pin.found", [&] { pinned = pin(manager, x); }, [&] { manager.add_sequence(request(3, tokens(4, 3000))); }));
+    ASSERT_TRUE(pinned);
+    EXPECT_NE(static_cast<std::int32_t>(pinned->slot), manager.slots(3).front());
     EXPECT_EQ(manager.reusable(joined(kX, {1})), 4U);
     manager.check_invariants();
 }
@@ -117,7 +111,7 @@ TEST(UnpinWhileReleasing, TheUnlockedDoubleFreesTheSlotTwice) {
 TEST(UnpinWhileReleasing, TheUnpinWaitsAndTheSlotIsFreedOnce) {
     Manager manager(config(2));
     manager.add_sequence(request(1, kX));
-    const std::vector<BlockId> pinned = manager.pin_blocks(1);
+    const std::vector<BlockId> pinned = manager.pin(1);
     EXPECT_FALSE(overlap(
         "release.unowned", [&] { manager.forget(1); }, [&] { manager.unpin_blocks_by_id(pinned, std::nullopt); }));
     EXPECT_EQ(manager.primary().free, 2U);
@@ -130,7 +124,7 @@ TEST(UnpinWhileReleasing, TheReleaseWaitsAndACachedBlockQueuesOnce) {
     Manager manager(config(2));
     manager.add_sequence(request(1, kX));
     manager.store_context_blocks(1, 4);
-    const std::vector<BlockId> pinned = manager.pin_blocks(1);
+    const std::vector<BlockId> pinned = manager.pin(1);
     EXPECT_FALSE(overlap(
         "unpin.checked", [&] { manager.unpin_blocks_by_id(pinned, std::nullopt); }, [&] { manager.remove(1); }));
     EXPECT_EQ(manager.primary().cached, 1U);
@@ -152,12 +146,10 @@ TEST(OnboardUnderAPin, TheUnlockedDoubleMovesTheSlotAwayUnderTheReader) {
 // X is only in host. Afterwards something else wants its host slot.
 class OnboardUnderAPinOfOurs : public ::testing::Test {
   protected:
-    OnboardUnderAPinOfOurs() {
-        manager.cache(1, kX);
-        manager.flush_primary(2);
-    }
+    OnboardUnderAPinOfOurs() : x(manager.cache(1, kX).front()) { manager.flush_primary(2); }
     void expect_pin_holds() {
         ASSERT_TRUE(pinned);
+        EXPECT_EQ(pinned->tier, Tier::host);
         const auto items = manager.run_transfers();
         ASSERT_EQ(items.size(), 1U);
         EXPECT_EQ(items[0].kind, TransferKind::onboard);
@@ -170,25 +162,25 @@ class OnboardUnderAPinOfOurs : public ::testing::Test {
                 << "written under the reader";
         }
         EXPECT_EQ(manager.analyze_prefix_reuse(request(6, joined(kX, {1}))).blocks_host, 1U);
-        manager.unpin_blocks_by_id({&pinned->block_id, 1}, Tier::host);
+        manager.unpin_blocks_by_id({&x, 1}, Tier::host);
         manager.check_invariants();
     }
 
     Manager manager{config(2, 1)};
-    std::optional<PinnedBlock> pinned;
+    const BlockId x;
+    std::optional<PinnedSlot> pinned;
 };
 
 TEST_F(OnboardUnderAPinOfOurs, TheReaderWaitsForTheAdmissionAndItsSlotStays) {
     EXPECT_FALSE(overlap(
         "admit.planned", [&] { manager.add_sequence(request(3, joined(kX, {1}))); },
-        [&] { pinned = find_and_pin(manager, kX, Tier::host); }));
+        [&] { pinned = pin(manager, x); }));
     expect_pin_holds();
 }
 
 TEST_F(OnboardUnderAPinOfOurs, TheAdmissionWaitsForTheReaderAndItsSlotStays) {
     EXPECT_FALSE(overlap(
-        "find.found", [&] { pinned = find_and_pin(manager, kX, Tier::host); },
-        [&] { manager.add_sequence(request(3, joined(kX, {1}))); }));
+        "pin.found", [&] { pinned = pin(manager, x); }, [&] { manager.add_sequence(request(3, joined(kX, {1}))); }));
     expect_pin_holds();
 }
 

@@ -169,10 +169,10 @@ std::vector<Between> everything_that_happens() {
         {"everything_is_forgotten", [](Manager& m) { m.reset_reuse_state(); }},
         {"the_conversation_is_truncated",
          [](Manager& m) { m.truncate_blocks(request(2, kPrefix), 4 * kTokensPerBlock); }},
-        {"another_tenant_is_dropped",
+        {"the_same_of_another_tenant_is_truncated",
          [](Manager& m) {
              m.cache(2, kPrefix, {.lora_id = 1});
-             m.drop_tenant(1, {});
+             m.truncate_blocks(request(3, kPrefix, {.lora_id = 1}), 0);
          }},
         {"another_request_takes_its_last_block_over",
          [](Manager& m) {

@@ -68,6 +68,20 @@ TEST(Matching, AnUnreferencedLeafIsTakenOver) {
     EXPECT_EQ(manager.reusable(kX), 4U) << "what was taken over is no longer there for others";
 }
 
+TEST(Matching, ALeafThatIsTakenOverIsRemovedFromPrimary) {
+    BlockManagerConfig with_events = config(8);
+    with_events.events_max = 100;
+    Manager manager(with_events);
+    manager.cache(1, kX);
+    const std::vector<BlockEvent> stored = manager.get_latest_events();
+    manager.add_sequence(request(2, joined(tokens(6, 1000), tokens(2, 1))));
+    const std::vector<BlockEvent> events = manager.get_latest_events();
+    ASSERT_EQ(events.size(), 1U);
+    EXPECT_EQ(events[0].kind, EventKind::removed);
+    EXPECT_EQ(events[0].block_hash, stored[1].block_hash);
+    EXPECT_EQ(events[0].tier, Tier::primary);
+}
+
 TEST(Matching, ASharedBlockIsCopied) {
     Manager manager(config(8));
     manager.add_sequence(request(1, kX));

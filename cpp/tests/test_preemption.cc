@@ -63,6 +63,15 @@ TEST_F(Preemption, WhatIsStillCachedComesBackWithoutACopy) {
     manager.check_invariants();
 }
 
+TEST_F(Preemption, AVictimWhoseCopyIsOnItsWayNeedsNoOther) {
+    begin(1, kX);
+    manager.suspend_sequence(1);
+    manager.add_sequence(request(2, tokens(16, 5000)));
+    EXPECT_EQ(manager.run_transfers().size(), 2U);
+    EXPECT_EQ(manager.analyze_prefix_reuse(request(3, joined(kX, {1}))).blocks_host, 2U);
+    manager.check_invariants();
+}
+
 TEST_F(Preemption, NobodyTakesTheHostSlotsOfASuspendedSequence) {
     begin(1, tokens(16, 1000));
     manager.suspend_sequence(1);
@@ -161,7 +170,7 @@ TEST_F(Preemption, WhatIsLostOnItsWayBackIsNotStoredAgain) {
     large.flush_primary(3);
     large.resume_sequence(1);
     EXPECT_EQ(large.fail(large.take_transfers().ticket), std::vector<RequestId>{1});
-    large.store_blocks_for_reuse(1, false, std::nullopt, 16);
+    large.store_context_blocks(1, 16);
     EXPECT_EQ(large.reusable(tokens(17, 5000)), 0U);
     large.check_invariants();
 }
@@ -212,7 +221,7 @@ TEST_F(Preemption, AReaderCannotPinWhatTheOwnerWillWriteOn) {
 
 TEST_F(Preemption, APinnedBlockStaysInPrimaryUnderItsReader) {
     begin(1, kX);
-    const auto pinned = manager.pin_blocks(1);
+    const auto pinned = manager.pin(1);
     const auto slot = manager.slots(1).front();
     manager.suspend_sequence(1);
     manager.run_transfers();
@@ -227,7 +236,7 @@ TEST_F(Preemption, APinnedBlockStaysInPrimaryUnderItsReader) {
 // would pass for all of it.
 TEST_F(Preemption, APinnedBlockIsNotWrittenOnWhileItIsCopied) {
     begin(1, joined(kX, {1}));
-    const auto pinned = manager.pin_blocks(1);
+    const auto pinned = manager.pin(1);
     manager.suspend_sequence(1);
     const Ticket offload = manager.take_transfers().ticket;
     const std::uint64_t before = manager.digest();
@@ -249,7 +258,6 @@ TEST_F(Preemption, EveryOtherCallAboutASuspendedSequenceIsRefused) {
     EXPECT_THROW(manager.grow(1, 1), std::invalid_argument);
     EXPECT_THROW(manager.rewind_kv_cache(1, 0), std::invalid_argument);
     EXPECT_THROW(manager.store_context_blocks(1, 8), std::invalid_argument);
-    EXPECT_THROW(manager.pin_blocks(1), std::invalid_argument);
     EXPECT_THROW(manager.ids(1), std::invalid_argument);
     EXPECT_THROW(manager.add_sequence(request(1, kX)), std::invalid_argument);
     EXPECT_THROW(manager.remove_sequence(1, true, true, std::nullopt), std::invalid_argument);

@@ -79,23 +79,6 @@ TEST_F(CollidingReuseTreeTest, EqualHashesNeverMergeDifferentContent) {
     EXPECT_EQ(find(root(), {40, 2, 3, 4}), kNone);
 }
 
-TEST_F(CollidingReuseTreeTest, AHashThatTwoBlocksShareNamesNeither) {
-    tree.keep_hashes();
-    std::array<std::vector<BlockIndex>, 2> by_hash;
-    for (TokenId token = 0; by_hash[0].size() < 2 || by_hash[1].empty(); ++token) {
-        const BlockIndex block = add(root(), {token, 0, 0, 0});
-        by_hash[tree.block_hash(block).first].push_back(block);
-    }
-    while (by_hash[1].size() > 1) {
-        remove(by_hash[1].back());
-        by_hash[1].pop_back();
-    }
-    EXPECT_EQ(tree.find_unambiguous({0, 0}), kNone);
-    EXPECT_EQ(tree.find_unambiguous({1, 0}), by_hash[1].front());
-    remove(by_hash[1].front());
-    EXPECT_EQ(tree.find_unambiguous({1, 0}), kNone);
-}
-
 TEST_F(ReuseTreeTest, TheLongestCommonPrefixWins) {
     add(root(), {1, 9, 9, 9});
     const BlockIndex best = add(root(), {1, 2, 9, 9});

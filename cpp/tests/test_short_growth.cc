@@ -114,7 +114,7 @@ TEST(ShortGrowth, EvictsLeavesButSearchesForNone) {
     parents.add_sequence(request(9, prompt));
     parents.store_context_blocks(9, 2 * kTokensPerBlock);
     parents.add_sequence(request(1, tokens(kTokensPerBlock, 0)));
-    const std::vector<BlockId> ids = parents.pin_blocks(9);
+    const std::vector<BlockId> ids = parents.pin(9);
     parents.forget(9);
     parents.unpin_blocks_by_id(std::span(ids).first(1), std::nullopt);  // the parent waits in front of the leaf
     parents.unpin_blocks_by_id(std::span(ids).last(1), std::nullopt);

@@ -159,25 +159,6 @@ TEST(Steps, ContentsInArithmeticProgressionSpreadLikeAnyOthers) {
     }
 }
 
-// Events show hashes, so a caller who stores long enough gets as many with one beginning as it likes.
-TEST(Steps, HashesPickedToLieTogetherAreFiledApart) {
-    constexpr std::uint32_t kBlocks = 1024;
-    for (const Secret& seed : kOtherSeeds) {
-        const IndexHash index_hash(seed, kTokensPerBlock);
-        HashBook book(kBlocks);
-        const auto picked = [](BlockIndex block) { return BlockHash{7, number(block)}; };
-        for (const BlockIndex block : blocks_up_to(kBlocks)) {
-            book.enter(block, picked(block), BlockHasher({1, 2}), index_hash);
-        }
-        const std::uint64_t steps = steps_of([&] {
-            for (const BlockIndex block : blocks_up_to(kBlocks)) {
-                ASSERT_EQ(book.find_unambiguous(picked(block), BlockHasher({1, 2}), index_hash), block);
-            }
-        });
-        EXPECT_LE(steps, 4U * kBlocks) << "seed " << seed.low;
-    }
-}
-
 // ------------------------------------------------------------------------------------------------ one call
 
 TEST(Steps, TheRangeOfATokenIsFoundBySearchingHalves) {

@@ -22,7 +22,6 @@ using testing::steps_of;
 using testing::tokens;
 
 constexpr RequestId kFirst = 1000;
-constexpr std::uint32_t kBlocksInWindow = 2;
 
 // Sequences of four blocks each that have nothing in common.
 void admit_many(Manager& manager, std::uint32_t count) {
@@ -83,48 +82,6 @@ TEST(StepsOfCalls, SomebodyElseUnderTheSameIdIsNotHurt) {
     manager.add_sequence(request(3, tokens(2 * kTokensPerBlock + 1, 500)));
     EXPECT_EQ(manager.fail(onboards.ticket), std::vector<RequestId>{4});
 }
-
-// ------------------------------------------------------------------------------------------------ tenants
-
-struct Named {
-    std::optional<std::int64_t> lora_id;
-    Salt salt;
-};
-
-// One tenant has four blocks. Each other tenant has as many, and their names have nothing in common with its own.
-class TenantsOf : public ::testing::TestWithParam<WindowSize> {
-  protected:
-    static constexpr std::uint32_t kBlocks = 4;
-    static constexpr std::uint32_t kOthers = 500;
-
-    std::uint64_t steps_of_dropping(const Named& tenant, const Named& named) {
-        BlockManagerConfig wide = config((kOthers + 1) * kBlocks);
-        wide.windows.front().window_size = GetParam();
-        Manager manager(wide);
-        manager.cache(1, tokens(kBlocks * kTokensPerBlock, 1), {.lora_id = tenant.lora_id, .salt = tenant.salt});
-        for (std::uint32_t other = 0; other < kOthers; ++other) {
-            manager.cache(kFirst + other, tokens(kBlocks * kTokensPerBlock, 1),
-                          {.lora_id = 1000 + other, .salt = "other " + std::to_string(other)});
-        }
-        const std::uint64_t steps =
-            steps_of([&] { EXPECT_EQ(manager.drop_tenant(named.lora_id, named.salt), kBlocks); });
-        manager.check_invariants();
-        EXPECT_EQ(manager.primary().free, kBlocks);
-        return steps;
-    }
-};
-
-TEST_P(TenantsOf, OneIsDroppedWithoutALookAtTheOthers) {
-    constexpr std::uint64_t kMost = 16 * kBlocks;  // a root for each block, and a few places of its indexes
-    const Named named{7, "mine"};
-    EXPECT_LE(steps_of_dropping(named, named), kMost);
-    EXPECT_LE(steps_of_dropping(named, {7, {}}), kMost);
-    EXPECT_LE(steps_of_dropping(named, {std::nullopt, "mine"}), kMost);
-    EXPECT_LE(steps_of_dropping({7, {}}, {7, {}}), kMost);
-    EXPECT_LE(steps_of_dropping({std::nullopt, "mine"}, {std::nullopt, "mine"}), kMost);
-}
-
-INSTANTIATE_TEST_SUITE_P(StepsOfCalls, TenantsOf, ::testing::Values(std::nullopt, kBlocksInWindow* kTokensPerBlock));
 
 // ------------------------------------------------------------------------------------------------ batches, tickets, windows
 

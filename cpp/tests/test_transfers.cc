@@ -23,8 +23,6 @@ using testing::tokens;
 const Tokens kX = tokens(8, 1000);
 const Tokens kY = tokens(8, 2000);
 
-std::vector<BlockHash> hashes_of(const Tokens& prompt) { return testing::hashes_of(*request(1, prompt)); }
-
 class Transfers : public ::testing::Test {
   protected:
     // Another prompt takes every primary slot. Nobody has taken the copies that this needs yet.
@@ -65,10 +63,6 @@ TEST_F(Transfers, ABlockInFlightCannotBePinned) {
     const BlockId in_flight = manager.take_transfers().items.front().block_id;
     const std::uint64_t before = manager.digest();
     EXPECT_THROW(manager.pin_blocks_by_id({&in_flight, 1}), BlockInFlight);
-    const auto hashes = hashes_of(kX);
-    for (const auto& found : manager.find_and_pin_blocks_by_hash(hashes, std::nullopt, false, std::nullopt)) {
-        EXPECT_EQ(found, std::nullopt);
-    }
     EXPECT_EQ(manager.digest(), before);
 }
 

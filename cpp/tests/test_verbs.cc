@@ -1,10 +1,7 @@
-// Blocks that are stored while a sequence lives, copied and forgotten by name, and pins that end themselves.
+// Blocks that are named while a sequence lives, and forgotten by name.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <stdexcept>
-#include <thread>
-#include <utility>
 
 #include "core/errors.h"
 #include "tests/support.h"
@@ -22,34 +19,6 @@ using testing::tokens;
 
 const Tokens kX = tokens(8, 1000);
 
-// ------------------------------------------------------------------------------------------------ live stores
-
-TEST(LiveStore, OffersWhatWasGrownAndTakesNothingOfItBack) {
-    Manager manager(config(8));
-    manager.add_sequence(request(1, tokens(5, 1000)));
-    manager.grow(1, tokens(5, 1005), 5);
-    EXPECT_TRUE(manager.store_blocks_for_reuse(1, false, std::nullopt, 9).empty());
-    EXPECT_EQ(manager.reusable(joined(tokens(8, 1000), {1})), 8U);
-    manager.rewind_kv_cache(1, 2);
-    EXPECT_THROW(manager.rewind_kv_cache(1, 1), std::invalid_argument) << "others may hold the block";
-    manager.grow(1, Tokens{7}, 8);
-    manager.remove(1, 9);
-    EXPECT_EQ(manager.reusable(joined(tokens(8, 1000), {7, 8})), 9U);
-    manager.check_invariants();
-}
-
-TEST(LiveStore, PinsWhatTheSequenceHoldsUntilItsReaderIsDone) {
-    Manager manager(config(4));
-    manager.add_sequence(request(1, kX));
-    const auto pinned = manager.store_blocks_for_reuse(1, true, std::nullopt, 8);
-    ASSERT_EQ(pinned.size(), 2U);
-    manager.forget(1);
-    EXPECT_EQ(manager.primary().owned, 2U);
-    EXPECT_THROW(manager.add_sequence(request(2, tokens(12, 5000))), OutOfBlocks);
-    manager.unpin_blocks_by_id(pinned, std::nullopt);
-    EXPECT_EQ(manager.primary().cached, 2U);
-}
-
 TEST(LiveStore, NamesBlocksAsAPromptOfTheSameTokensWould) {
     Manager manager(config(8, 4));
     manager.add_sequence(request(1, tokens(6, 1000), {.lora_id = 3, .salt = "me"}));
@@ -65,55 +34,6 @@ TEST(LiveStore, NamesBlocksAsAPromptOfTheSameTokensWould) {
     EXPECT_THROW(manager.commit_and_get_block_hashes(9), UnknownRequest);
     manager.check_invariants();
 }
-
-// ------------------------------------------------------------------------------------------------ copies to host
-
-TEST(AskedOffload, CopiesDownAndKeepsThePrimarySlot) {
-    Manager manager(config(4, 4));
-    manager.cache(1, kX);
-    const auto hashes = hashes_of(*request(1, kX));
-    const auto blocks = manager.offload_blocks_by_hash(hashes, true, std::nullopt);
-    EXPECT_TRUE(blocks[0] && blocks[1]);
-    EXPECT_EQ(manager.primary().cached, 2U);
-    EXPECT_EQ(manager.run_transfers().size(), 2U);
-    manager.offload_blocks_by_hash(hashes, true, std::nullopt);
-    EXPECT_TRUE(manager.run_transfers().empty()) << "they are there";
-    const auto found = manager.find_and_pin_blocks_by_hash(hashes, Tier::host, true, std::nullopt);
-    EXPECT_TRUE(found[0] && found[1]);
-    manager.check_invariants();
-}
-
-TEST(AskedOffload, IsAllOrNothing) {
-    Manager manager(config(4, 1));
-    manager.cache(1, kX);
-    const std::uint64_t before = manager.digest();
-    EXPECT_THROW(manager.offload_blocks_by_hash(hashes_of(*request(1, kX)), true, std::nullopt), OutOfBlocks);
-    EXPECT_EQ(manager.digest(), before);
-}
-
-TEST(AskedOffload, AFailedCopyLeavesThePrimaryBlockAsItWas) {
-    Manager manager(config(4, 4));
-    manager.add_sequence(request(1, kX));
-    manager.store_context_blocks(1, 8);
-    manager.offload_blocks_by_hash(hashes_of(*request(1, kX)), true, std::nullopt);
-    EXPECT_TRUE(manager.fail(manager.take_transfers().ticket).empty()) << "the live owner has lost nothing";
-    EXPECT_EQ(manager.host().free, 4U);
-    manager.remove(1);
-    EXPECT_EQ(manager.reusable(joined(kX, {1})), 8U);
-    manager.check_invariants();
-}
-
-TEST(AskedOffload, AVictimWhoseCopyIsOnItsWayNeedsNoOther) {
-    Manager manager(config(2, 4));
-    manager.cache(1, kX);
-    manager.offload_blocks_by_hash(hashes_of(*request(1, kX)), true, std::nullopt);
-    manager.add_sequence(request(2, tokens(8, 5000)));
-    EXPECT_EQ(manager.run_transfers().size(), 2U);
-    EXPECT_EQ(manager.analyze_prefix_reuse(request(3, joined(kX, {1}))).blocks_host, 2U);
-    manager.check_invariants();
-}
-
-// ------------------------------------------------------------------------------------------------ forgetting
 
 TEST(Truncation, ForgetsTheRestOfAConversationAndNothingOfAnother) {
     Manager manager(config(8));
@@ -136,112 +56,6 @@ TEST(Truncation, StopsAtWhatIsInUse) {
     manager.forget(2);
     EXPECT_EQ(manager.truncate_blocks(request(3, kX), 0), 2U);
     EXPECT_EQ(manager.primary().free, 8U);
-}
-
-TEST(Tenants, AreForgottenByAdapterBySaltOrByBoth) {
-    Manager manager(config(16));
-    const auto cache = [&](RequestId id, std::optional<std::int64_t> lora, const Salt& salt) {
-        manager.cache(id, tokens(4, 1000), {.lora_id = lora, .salt = salt});
-    };
-    const auto found = [&](std::optional<std::int64_t> lora, const Salt& salt) {
-        return manager.reusable(tokens(5, 1000), {.lora_id = lora, .salt = salt}) != 0;
-    };
-    cache(1, std::nullopt, {});
-    cache(2, 1, {});
-    cache(3, 1, "a");
-    cache(4, 2, "a");
-    cache(5, std::nullopt, "a");
-    EXPECT_EQ(manager.drop_tenant(1, "a"), 1U);
-    EXPECT_TRUE(found(1, {}) && found(2, "a") && !found(1, "a"));
-    cache(6, 1, "a");
-    EXPECT_EQ(manager.drop_tenant(std::nullopt, "a"), 3U);
-    EXPECT_TRUE(found(std::nullopt, {}) && found(1, {}));
-    EXPECT_EQ(manager.drop_tenant(1, {}), 1U);
-    EXPECT_EQ(manager.drop_tenant(1, {}), 0U) << "nothing is left";
-    EXPECT_EQ(manager.drop_tenant(std::nullopt, std::vector<std::uint8_t>{'a'}), 0U) << "bytes are another tenant";
-    EXPECT_THROW(manager.drop_tenant(std::nullopt, {}), std::invalid_argument);
-    EXPECT_TRUE(found(std::nullopt, {}));
-    manager.check_invariants();
-}
-
-// Tenants with one salt, of whom the first, the last or one between them goes, and comes again.
-TEST(Tenants, WithOneSaltAreFoundWhicheverOfThemHasGone) {
-    for (std::int64_t gone = 0; gone < 4; ++gone) {
-        Manager manager(config(16));
-        const auto cache = [&](std::int64_t lora) {
-            manager.cache(static_cast<RequestId>(lora), tokens(4, 1000), {.lora_id = lora, .salt = "a"});
-        };
-        for (std::int64_t lora = 0; lora < 4; ++lora) {
-            cache(lora);
-        }
-        EXPECT_EQ(manager.drop_tenant(gone, {}), 1U);
-        EXPECT_EQ(manager.drop_tenant(gone, {}), 0U);
-        manager.check_invariants();
-        cache(gone);
-        EXPECT_EQ(manager.drop_tenant((gone + 1) % 4, "a"), 1U);
-        EXPECT_EQ(manager.drop_tenant(std::nullopt, "a"), 3U) << "without " << gone;
-        EXPECT_EQ(manager.drop_tenant(std::nullopt, "a"), 0U);
-        EXPECT_EQ(manager.primary().free, 16U);
-        manager.check_invariants();
-    }
-}
-
-TEST(Tenants, ALiveSequenceKeepsItsBlocks) {
-    Manager manager(config(4));
-    manager.add_sequence(request(1, kX, {.salt = "a"}));
-    manager.store_context_blocks(1, 8);
-    EXPECT_EQ(manager.drop_tenant(std::nullopt, "a"), 2U);
-    EXPECT_EQ(manager.ids(1).size(), 2U);
-    EXPECT_EQ(manager.reusable(joined(kX, {1}), {.salt = "a"}), 0U);
-    manager.check_invariants();
-}
-
-// ------------------------------------------------------------------------------------------------ handles
-
-TEST(PinHandles, ReleaseOnceAtTheEndOfTheirScope) {
-    Manager manager(config(4));
-    manager.cache(1, kX);
-    {
-        Pins pins = manager.pins_by_hash(hashes_of(*request(1, kX)), std::nullopt, std::nullopt);
-        EXPECT_EQ(pins.held().size(), 2U);
-        EXPECT_EQ(manager.primary().owned, 2U);
-        const Pins moved = std::move(pins);
-    }
-    EXPECT_EQ(manager.primary().owned, 0U);
-    manager.check_invariants();
-}
-
-TEST(PinHandles, MayBeReleasedTwiceByTwoThreads) {
-    Manager manager(config(4));
-    manager.add_sequence(request(1, kX));
-    manager.pin_blocks(1);
-    Pins pins = manager.pins_of(1);
-    std::thread other([&] { pins.release(); });
-    pins.release();
-    other.join();
-    EXPECT_TRUE(pins.released());
-    manager.forget(1);
-    EXPECT_EQ(manager.primary().owned, 2U) << "the other pin is still there";
-}
-
-TEST(PinHandles, MayOutliveTheirManager) {
-    auto manager = std::make_unique<Manager>(config(4));
-    manager->add_sequence(request(1, kX));
-    Pins pins = manager->pins_of(1);
-    manager.reset();
-    EXPECT_TRUE(pins.released());
-    pins.release();
-}
-
-TEST(PinHandles, SayWhereSomebodyElseHasUnpinnedAndUnpinNothingThen) {
-    Manager manager(config(4));
-    manager.cache(1, kX);
-    Pins pins = manager.pins_by_hash(hashes_of(*request(1, kX)), std::nullopt, std::nullopt);
-    const BlockId first = pins.held()[0].block_id;
-    manager.unpin_blocks_by_id({&first, 1}, std::nullopt);
-    EXPECT_THROW(pins.release(), std::invalid_argument);
-    EXPECT_EQ(manager.primary().owned, 1U);
-    EXPECT_NO_THROW(pins.release());
 }
 
 }  // namespace

@@ -121,7 +121,6 @@ TEST(Windows, AWindowMustBeNamedWhereThereAreSeveral) {
     manager.add_sequence(request(1, tokens(8, 1000)));
     EXPECT_THROW(manager.ids(1), std::invalid_argument);
     EXPECT_THROW(manager.ids(1, 9U), std::invalid_argument);
-    EXPECT_THROW(manager.find_and_pin_blocks_by_hash({}, std::nullopt, true, std::nullopt), std::invalid_argument);
 }
 
 TEST(Windows, OffsetsComeForEveryWindow) {

@@ -61,7 +61,7 @@ class UnlockedDouble {
     // A remote reader calls this; it will read the slot that it gets.
     int pin_in_host(std::size_t block) {
         const int slot = blocks_[block].slot_host;
-        KVFIX_PAUSE("find.found");
+        KVFIX_PAUSE("pin.found");
         ++blocks_[block].pins;
         return slot;
     }

@@ -19,7 +19,7 @@ KEPT = list(range(90_000, 90_016))  # whole blocks, that nobody else begins with
 # Request, prompt and slots to read from now on; a request alone, to drop; nothing, to look again.
 Order = tuple[int | None, list[int] | None, list[int] | None]
 FIRST_HALF = 2**64 - 1
-TIER_OF = {0: "primary", 1: "host"}
+UNHEARD = 2**31 - 1  # no prompt has this token
 
 
 def is_ours(server: Any) -> bool:
@@ -52,26 +52,25 @@ class Router:
         self._level_of: dict[int, int] = {}
         self._next_id = 0
         self._seen: Counter[str] = Counter()
-        self._hashes: set[int] = set()
+        self._prompts: dict[tuple[int, ...], list[int]] = {}  # whole blocks, and their hashes
         around(server.manager.impl, "add_sequence", before=lambda _, __, ___, request: self._note(request))
         around(server.manager.impl, "sync_transfer_manager_with_buffer_manager", after=self._compare)
         server.at_end = self._end
 
     def _note(self, request: Any) -> None:
         if not request.is_dummy_request:
-            prompt = native.SequenceRequest(0, request.get_tokens(0))
-            self._hashes |= set(native.block_hashes(prompt, self._core.config))
+            tokens = request.get_tokens(0)
+            hashes = native.block_hashes(native.SequenceRequest(0, tokens), self._core.config)
+            self._prompts[tuple(tokens[: len(hashes) * self._core.config.tokens_per_block])] = hashes
 
     def _compare(self) -> None:
         self._executor._add_kv_cache_events()
         self._follow()
-        for each in self._hashes:
-            (found,) = self._core.find_and_pin_blocks_by_hash([each])
-            told = self._level_of.get(each & FIRST_HALF)
-            if found is not None:
-                self._core.unpin_blocks_by_id([found.block_id], tier=found.tier)
-            if (found and found.tier) != (None if told is None else TIER_OF[told]):
-                raise AssertionError(f"block {each:x} is {found and found.tier}, and the events say {told}")
+        for tokens, hashes in self._prompts.items():
+            found = self._core.analyze_prefix_reuse(native.SequenceRequest(0, [*tokens, UNHEARD]))
+            levels = Counter(self._level_of.get(each & FIRST_HALF) for each in hashes)
+            if (found.blocks_primary, found.blocks_host) != (levels[0], levels[1]):
+                raise AssertionError(f"{found} of a prompt, and the events say {levels}")
 
     def _follow(self) -> None:
         for event in self._executor.get_latest_kv_cache_events():

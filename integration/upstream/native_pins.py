@@ -1,4 +1,4 @@
-"""Somebody who pins blocks by their hashes and reads them from the host, in no order with any stream.
+"""Somebody who pins blocks of prompts and reads them from the host, in no order with any stream.
 
 What can be found must be there: a block that is offered before it is computed, or before its copy has ended, is read as
 something else.
@@ -13,13 +13,16 @@ from integration.upstream.native_engine import MemoryEngine
 from trtllm_kvfix import native
 
 PROMPTS_PER_LOOK = 6
+READER = 2**62  # its request's id
+UNHEARD = 2**31 - 1  # no prompt has this token
 
 
 class Pinner:
     def __init__(self, engine: MemoryEngine, prompts: Iterable[list[int]]) -> None:
         self._engine = engine
         self._core: native.BlockManager = engine.manager.impl.core
-        self._prompts = [(prompt, self._hashes(prompt)) for prompt in prompts]
+        self._block = self._core.config.tokens_per_block
+        self._prompts = list(prompts)
         self._chance = random.Random(1)
         self.blocks_read = 0
 
@@ -37,17 +40,26 @@ class Pinner:
         return call
 
     def _look(self) -> None:
-        for prompt, hashes in self._chance.sample(self._prompts, min(PROMPTS_PER_LOOK, len(self._prompts))):
-            names = prefix_names(prompt)
-            windows: list[int | None] = [*(self._core.config.window_sizes or (None,))]
-            for window in windows:
-                found = self._core.find_and_pin_blocks_by_hash(hashes, stop_on_miss=False, window_size=window)
-                for number, block in enumerate(found):
-                    if block is None:
-                        continue
-                    self._engine.read_block(names, number, block.slot, block.tier, window)
-                    self._core.unpin_blocks_by_id([block.block_id], tier=block.tier)
-                    self.blocks_read += 1
+        for prompt in self._chance.sample(self._prompts, min(PROMPTS_PER_LOOK, len(self._prompts))):
+            self._read(prompt, self._found(prompt))
 
-    def _hashes(self, prompt: list[int]) -> list[int]:
-        return native.block_hashes(native.SequenceRequest(0, prompt), self._core.config)
+    def _found(self, prompt: list[int]) -> int:
+        """Leading tokens of whole blocks in primary. To look for others would move blocks that the server has."""
+        found = self._core.analyze_prefix_reuse(native.SequenceRequest(READER, [*prompt, UNHEARD]))
+        free = min(window.primary.free - window.kept for window in self._core.get_kv_cache_stats().windows)
+        return 0 if found.blocks_host or free < 1 else found.tokens - found.tokens % self._block
+
+    def _read(self, prompt: list[int], tokens: int) -> None:
+        if not tokens:
+            return
+        names = prefix_names(prompt)
+        self._core.add_sequence(native.SequenceRequest(READER, [*prompt[:tokens], UNHEARD]))
+        windows: list[int | None] = [*(self._core.config.window_sizes or (None,))]
+        for window in windows:
+            (blocks,) = self._core.get_cache_block_ids(READER, window)
+            held = {number: block for number, block in enumerate(blocks[:-1]) if block >= 0}
+            for number, (slot, tier) in zip(held, self._core.pin_blocks_by_id(list(held.values())), strict=True):
+                self._engine.read_block(names, number, slot, tier, window)
+            self._core.unpin_blocks_by_id(list(held.values()))
+            self.blocks_read += len(held)
+        self._core.remove_sequence(READER, store=False)

@@ -56,7 +56,7 @@ class EventMirror:
     def follow_entry(self, event: native.BlockEvent, key: Key) -> None:
         assert (event.kind == "stored") == (key not in self.entries)
         if event.kind == "removed":
-            del self.entries[key]
+            assert event.tier == self.entries.pop(key)[3], "it goes from the tier where it was"
             return
         before = self.entries.get(key)
         tokens, lora_id = (before[1], before[2]) if before else (tuple(event.tokens), event.lora_id)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from trtllm_kvfix import native
 
 from .comparison import compare_everything
-from .event_mirror import EventMirror, full_blocks, hash_of
+from .event_mirror import EventMirror
 from .model import Admission, Config, ModelManager, Request
 from .model.state import Transfer
 from .model.values import BlockInFlight, OutOfBlocks, Tier, UnknownRequest
@@ -36,10 +36,7 @@ def outcome(call: Callable[[], M]) -> tuple[M | None, tuple[object, ...] | None]
 
 def free_blocks(core: native.BlockManager) -> list[int]:
     """Free or cached, and kept for nobody, per window."""
-    return [
-        max(0, window.primary.free + window.primary.cached - window.kept)
-        for window in core.get_kv_cache_stats().windows
-    ]
+    return [window.primary.free + window.primary.cached - window.kept for window in core.get_kv_cache_stats().windows]
 
 
 class Pair:
@@ -196,9 +193,9 @@ class Pair:
     # ---------------------------------------------------------------------------------------------- pins
 
     def pin_sequence(self, request_id: int) -> None:
-        got = self.both(lambda: self.model.pin_blocks(request_id), lambda: self.core.pin_blocks(request_id))
-        if got is not None:
-            assert sorted(got[1]) == sorted(self.names.id_of(block) for block in got[0])
+        if request_id in self.model.live():
+            held = self.model.sequence(request_id).held_blocks()
+            self.pin_ids(sorted({self.names.id_of(block) for block in held}))
 
     def pin_ids(self, ids: list[int]) -> None:
         blocks = [self.names.block(block_id) for block_id in ids]
@@ -216,25 +213,6 @@ class Pair:
             lambda: self.model.unpin_blocks_by_id(blocks, tier),
             lambda: self.core.unpin_blocks_by_id(ids, tier=tier),
         )
-
-    def find_and_pin(self, hashes: list[int], tier: Tier | None, stop_on_miss: bool, w: int) -> None:
-        window = self.model.state.windows[w]
-        in_window = [block for size, block in full_blocks(self.model.state) if size == window.shape.size]
-        candidates = [[block for block in in_window if hash_of(block, self.hash_bits) == h] for h in hashes]
-        got = self.both(
-            lambda: self.model.find_and_pin(candidates, tier, stop_on_miss),
-            lambda: self.core.find_and_pin_blocks_by_hash(
-                hashes, tier=tier, stop_on_miss=stop_on_miss, window_size=window.shape.size
-            ),
-        )
-        assert got is not None
-        for h, expected, actual in zip(hashes, *got, strict=True):
-            assert (actual is None) == (expected is None)
-            if actual is not None and expected is not None:
-                block, where = expected
-                assert (actual.block_hash, actual.tier, actual.window_size) == (h, where, window.shape.size)
-                self.names.learn_block(block, actual.block_id)
-                self.names.learn_slot(window, where, block.slots[where], actual.slot)
 
     # ---------------------------------------------------------------------------------------------- transfers
 

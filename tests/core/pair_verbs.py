@@ -4,9 +4,7 @@ import dataclasses
 
 from trtllm_kvfix import native
 
-from .event_mirror import full_blocks, hash_of
 from .model import Request
-from .model.values import Salt
 from .native_values import native_request
 from .pair import Pair, free_blocks
 
@@ -59,45 +57,12 @@ def beyond_prompt(pair: Pair, request_id: int, count: int) -> int:
     return max(length + count, prompt) - max(length, prompt)
 
 
-def store_live(
-    pair: Pair, request_id: int, *, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
-) -> None:
-    got = pair.both(
-        lambda: pair.model.store_blocks_for_reuse(request_id, pin, tokens, computed),
-        lambda: pair.core.store_blocks_for_reuse(request_id, pin=pin, tokens=tokens, computed=computed),
-    )
-    if got is not None:
-        assert sorted(got[1]) == sorted(pair.names.id_of(block) for block in got[0])
-
-
 def truncate(pair: Pair, request: Request, tokens_kept: int) -> None:
     got = pair.both(
         lambda: pair.model.truncate_blocks(request, tokens_kept),
         lambda: pair.core.truncate_blocks(native_request(request), tokens_kept),
     )
     assert got is None or got[0] == got[1]
-
-
-def drop_tenant(pair: Pair, lora_id: int | None, salt: Salt) -> None:
-    got = pair.both(
-        lambda: pair.model.drop_tenant(lora_id, salt), lambda: pair.core.drop_tenant(lora_id=lora_id, salt=salt)
-    )
-    assert got is None or got[0] == got[1]
-
-
-def offload(pair: Pair, hashes: list[int], stop_on_miss: bool, w: int) -> None:
-    window = pair.model.state.windows[w]
-    in_window = [block for size, block in full_blocks(pair.model.state) if size == window.shape.size]
-    candidates = [[block for block in in_window if hash_of(block, pair.hash_bits) == h] for h in hashes]
-    got = pair.both(
-        lambda: pair.model.offload_blocks(w, candidates, stop_on_miss),
-        lambda: pair.core.offload_blocks_by_hash(hashes, stop_on_miss=stop_on_miss, window_size=window.shape.size),
-    )
-    if got is not None:
-        for expected, actual in zip(*got, strict=True):
-            assert (actual is None) == (expected is None)
-            if actual is not None and expected is not None:
-                pair.names.learn_block(expected, actual)
 
 
 def check_hashes(pair: Pair, request_id: int) -> None:

@@ -7,7 +7,6 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 
 BLOCK = 4  # tokens per block, wherever a test does not say otherwise
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210  # of every manager here, so that hashes and digests compare
-NO_HASH = 2**127  # of 128 bits, and no block's
 
 
 def manager(primary: int, host: int = 0, **options: object) -> BlockManager:
@@ -52,6 +51,19 @@ def leave_behind(m: BlockManager, request_id: int, tokens: Sequence[int], **opti
     m.remove_sequence(request_id)
 
 
+def blocks_of(m: BlockManager, request_id: int, window_size: int | None = None) -> list[int]:
+    """The blocks that the sequence holds, each once."""
+    return sorted({block for beam in m.get_cache_block_ids(request_id, window_size) for block in beam if block >= 0})
+
+
+def leave_blocks_behind(m: BlockManager, request_id: int, tokens: Sequence[int]) -> list[int]:
+    """As `leave_behind`. Returns the blocks, from the first."""
+    begin(m, request_id, tokens)
+    [blocks] = m.get_cache_block_ids(request_id)
+    m.remove_sequence(request_id)
+    return blocks
+
+
 def push_to_host(m: BlockManager, request_id: int, blocks: int) -> None:
     """Evicts whatever is cached by a private sequence of that many blocks, and takes it away again."""
     m.add_sequence(SequenceRequest(request_id, prompt(900 + request_id, blocks * BLOCK)))
@@ -63,6 +75,17 @@ def reusable(m: BlockManager, tokens: Sequence[int], **options: object) -> int:
     """Counts the tokens that would be reused of a prompt that begins with these, and goes on."""
     probe = SequenceRequest(10**9, [*tokens, 999_999_999], **options)  # type: ignore[arg-type]
     return m.analyze_prefix_reuse(probe).tokens
+
+
+def tiers_of(m: BlockManager, tokens: Sequence[int]) -> list[str]:
+    """Where each leading block is that a longer prompt would find, by nothing but what it is promised."""
+    found: list[str] = []
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        reuse = m.analyze_prefix_reuse(SequenceRequest(10**9, [*tokens[:end], 999_999_999]))
+        if reuse.tokens < end:
+            break
+        found.append("primary" if reuse.blocks_primary > found.count("primary") else "host")
+    return found
 
 
 def kinds(items: Sequence[native.TransferItem]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from trtllm_kvfix.native import BlockInFlight, BlockManager, OutOfBlocks, SequenceRequest
 
 from .bad_calls import BAD_CALLS, Errors
-from .scenes import BLOCK, NO_HASH, begin, leave_behind, manager, prompt, push_to_host
+from .scenes import BLOCK, begin, blocks_of, leave_behind, manager, prompt, push_to_host
 
 
 def busy_manager() -> BlockManager:
@@ -17,7 +17,7 @@ def busy_manager() -> BlockManager:
     push_to_host(m, 2, blocks=10)
     begin(m, 3, prompt(3, BLOCK + 1), beam_width=2)
     leave_behind(m, 5, prompt(5, BLOCK))
-    m.pin_blocks(3)
+    m.pin_blocks_by_id(blocks_of(m, 3))
     m.add_sequence(SequenceRequest(4, [*prompt(1, 2 * BLOCK), 5]))
     return m
 
@@ -40,11 +40,8 @@ FAILURES: dict[str, tuple[Errors, Callable[[BlockManager], object]]] = {
     "removal with other tokens": (ValueError, lambda m: m.remove_sequence(4, tokens=[7] * (2 * BLOCK + 1))),
     "removal with too many tokens": (ValueError, lambda m: m.remove_sequence(4, tokens=[*prompt(1, 8), 5, 6])),
     "removal with a pin in flight": (BlockInFlight, lambda m: m.remove_sequence(4, pin=True)),
-    "a live store with a pin in flight": (BlockInFlight, lambda m: m.store_blocks_for_reuse(4, pin=True)),
-    "a live store of more than there is": (ValueError, lambda m: m.store_blocks_for_reuse(3, computed=99)),
     "suspension in flight": (BlockInFlight, lambda m: m.suspend_sequence(4)),
     "a return of who never left": (ValueError, lambda m: m.resume_sequence(3)),
-    "pins of blocks in flight": (BlockInFlight, lambda m: m.pin_blocks(4)),
     "pins of one good and one bad id": (ValueError, lambda m: m.pin_blocks_by_id([held(m), 12345])),
     "unpins of one good and one bad id": (ValueError, lambda m: m.unpin_blocks_by_id([held(m), 12345])),
     "one unpin too many": (ValueError, lambda m: m.unpin_blocks_by_id([held(m), held(m)])),
@@ -86,7 +83,6 @@ def test_looking_changes_nothing() -> None:
     m.get_kv_cache_stats()
     m.get_request_stats(3)
     m.get_batch_cache_block_ids([3, 4])
-    m.find_and_pin_blocks_by_hash([NO_HASH, NO_HASH], stop_on_miss=False)
     m.check_invariants()
     assert m.digest() == digest
 
@@ -98,7 +94,7 @@ def test_every_kind_of_change_shows_in_the_digest() -> None:
     changes: list[Callable[[], object]] = [
         lambda: m.add_token(3),
         lambda: m.rewind_kv_cache(3, 1),
-        lambda: m.pin_blocks(3),
+        lambda: m.pin_blocks_by_id(blocks_of(m, 3)),
         lambda: m.complete(m.take_transfers().ticket),
         lambda: m.advance_time(1),
         lambda: m.add_sequence(SequenceRequest(6, [*prompt(5, BLOCK), *prompt(6, BLOCK)])),

@@ -189,7 +189,6 @@ def test_what_is_not_numbers_changes_nothing(name: str) -> None:
             lambda: m.add_tokens([1], [1], computed=value),
             lambda: m.pin_blocks_by_id(value),
             lambda: m.unpin_blocks_by_id(value),
-            lambda: m.find_and_pin_blocks_by_hash(value),  # type: ignore[arg-type]
             lambda: m.get_batch_cache_block_ids(value),
         ]
     for call in calls:
@@ -279,3 +278,11 @@ def test_ints_of_one_digit_of_pythons_and_of_more_are_read_alike() -> None:
         SequenceRequest(1, [0, 2**31])
     with pytest.raises(ValueError, match="token 1 is -1"):
         SequenceRequest(1, [0, -1])
+
+
+def test_a_request_that_was_never_made_is_named() -> None:
+    m = manager(primary=2)
+    digest = m.digest()
+    with pytest.raises(TypeError, match="requests: a SequenceRequest whose __init__"):
+        m.add_sequence_batch([SequenceRequest(1, [1]), SequenceRequest.__new__(SequenceRequest)])
+    assert m.digest() == digest

@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.native import BlockManager, OutOfBlocks, SequenceRequest
 
-from .scenes import BLOCK, begin, leave_behind, manager, prompt, reusable, run_transfers
+from .scenes import BLOCK, begin, blocks_of, leave_behind, manager, prompt, reusable, run_transfers
 
 WINDOW = 8
 
@@ -123,7 +123,8 @@ def test_a_copy_that_fails_under_a_chunk_leaves_it_its_room() -> None:
 def test_a_pin_takes_its_slot_out_of_what_is_kept_until_it_ends() -> None:
     m = manager(primary=7, window_sizes=[WINDOW])
     m.add_sequence(SequenceRequest(1, prompt(1, 400)), chunk_tokens=16)
-    pinned = m.pin_blocks(1)
+    pinned = blocks_of(m, 1)
+    m.pin_blocks_by_id(pinned)
     with pytest.raises(OutOfBlocks):
         prefill(m, 1, 400, 16, 16)
     digest = m.digest()
@@ -169,14 +170,13 @@ def test_a_sequence_that_comes_back_takes_nothing_of_what_is_kept() -> None:
     m.check_invariants()
 
 
-def test_a_live_store_between_chunks_offers_nothing_that_has_to_come_back() -> None:
+def test_a_store_between_chunks_offers_nothing_that_has_to_come_back() -> None:
     m = manager(primary=12, window_sizes=[WINDOW])
     tokens = prompt(1, 48)
     m.add_sequence(SequenceRequest(1, tokens), chunk_tokens=8)
-    m.store_blocks_for_reuse(1, computed=8)
+    m.store_context_blocks(1, 8)
     assert reusable(m, tokens) == 0
     prefill(m, 1, 48, 8, 8)
-    m.store_blocks_for_reuse(1)
     assert reusable(m, tokens) == 48
     m.check_invariants()
 

@@ -76,19 +76,13 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "rewind_kv_cache": lambda m: m.rewind_kv_cache(1, 0),
     "store_context_blocks": lambda m: m.store_context_blocks(1, 1),
     "remove_sequence": lambda m: m.remove_sequence(9),
-    "store_blocks_for_reuse": lambda m: m.store_blocks_for_reuse(9),
     "commit_and_get_block_hashes": lambda m: m.commit_and_get_block_hashes(9),
-    "offload_blocks_by_hash": lambda m: m.offload_blocks_by_hash([2**127]),
     "truncate_blocks": lambda m: m.truncate_blocks(SequenceRequest(3, [7]), 0),
-    "drop_tenant": lambda m: m.drop_tenant(lora_id=1),
-    "pins": lambda m: m.pins([]),
     "suspend_sequence": lambda m: m.suspend_sequence(9),
     "resume_sequence": lambda m: m.resume_sequence(9),
     "blocks_to_resume": lambda m: m.blocks_to_resume(9),
-    "pin_blocks": lambda m: m.pin_blocks(9),
     "pin_blocks_by_id": lambda m: m.pin_blocks_by_id([]),
     "unpin_blocks_by_id": lambda m: m.unpin_blocks_by_id([]),
-    "find_and_pin_blocks_by_hash": lambda m: m.find_and_pin_blocks_by_hash([2**127]),
     "get_cache_block_ids": lambda m: m.get_cache_block_ids(9),
     "get_batch_cache_block_ids": lambda m: m.get_batch_cache_block_ids([]),
     "copy_batch_block_offsets": lambda m: m.copy_batch_block_offsets(np.zeros((1, 1, 2, 1), dtype=np.int32), [], 1, 0),
@@ -119,13 +113,6 @@ def test_no_method_is_forgotten_here() -> None:
 @pytest.mark.parametrize("name", WAITERS)
 def test_waiting_for_the_lock_does_not_stop_python(name: str, large: BlockManager) -> None:
     assert python_runs_beside(large, WAITERS[name])
-
-
-@pytest.mark.usefixtures("stubborn_threads")
-def test_dropping_pins_does_not_stop_python(large: BlockManager) -> None:
-    """The last reference ends the pins, and that waits for the lock as release() does."""
-    handles = [large.pins([]) for _ in range(ATTEMPTS)]
-    assert python_runs_beside(large, lambda _: handles.pop())
 
 
 def python_runs_beside(m: BlockManager, wait: Callable[[BlockManager], object]) -> bool:

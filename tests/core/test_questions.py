@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.native import OutOfBlocks, Retention, SequenceRequest
 
-from .scenes import BLOCK, begin, leave_behind, manager, prompt, push_to_host, run_transfers
+from .scenes import BLOCK, begin, blocks_of, leave_behind, manager, prompt, push_to_host, run_transfers
 
 
 def free(m: object) -> list[int]:
@@ -69,7 +69,8 @@ def test_what_would_be_free_without_sequences_that_share_their_prompt() -> None:
     assert m.free_blocks_without([2]) == [12]
     assert m.free_blocks_without([1, 2]) == m.free_blocks_without([2, 1]) == [16]
     assert m.digest() == digest
-    pinned = m.pin_blocks(2)
+    pinned = blocks_of(m, 2)
+    m.pin_blocks_by_id(pinned)
     assert m.free_blocks_without([1, 2]) == [11]
     m.unpin_blocks_by_id(pinned)
 

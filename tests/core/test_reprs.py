@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_kvfix import native
 
-from .scenes import begin, hashes, manager, prompt, push_to_host
+from .scenes import begin, manager, prompt, push_to_host
 
 SIMULATED = native.open_device("cpu")
 CLASSES = [
@@ -23,9 +23,7 @@ def of_the_manager() -> Iterator[object]:
     yield native.PrefixHashes(request, m.config)
     yield from (m, m.config, request, native.Retention([(0, 4, 50, None)]), m.analyze_prefix_reuse(request))
     yield begin(m, 2, prompt(2, 9))
-    pins = m.pins(request_id=2)
-    yield from (m.get_request_stats(2), pins, m.decode_batch([2]))
-    pins.release()
+    yield from (m.get_request_stats(2), m.decode_batch([2]))
     m.remove_sequence(2)
     push_to_host(m, 3, 4)
     yield m.add_sequence_batch([native.SequenceRequest(4, prompt(2, 9))])
@@ -34,7 +32,7 @@ def of_the_manager() -> Iterator[object]:
     m.complete(batch.ticket)
     stats = m.get_kv_cache_stats()
     yield from (stats, stats.windows[0], stats.windows[0].primary, stats.total)
-    yield from (m.find_and_pin_blocks_by_hash(hashes(prompt(2, 9)))[0], m.get_latest_events()[0])
+    yield m.get_latest_events()[0]
 
 
 def of_devices() -> Iterator[object]:

@@ -12,11 +12,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from . import pair_verbs
 from . import strategies as draws
 from .bad_calls import BAD_CALLS
-from .event_mirror import full_blocks, hash_of
 from .model import Config, Request
-from .model.values import Salt, Tier, Tokens
+from .model.values import Tier, Tokens
 from .pair import Pair
-from .scenes import NO_HASH
 from .waiting import WaitingRequests
 
 UNHEARD_INDEX = 29
@@ -158,13 +156,6 @@ class BlockManagerMachine(WaitingRequests):
     # ------------------------------------------------------------------------------------------ by name
 
     @precondition(has_live)
-    @rule(index=draws.indices, pin=st.booleans(), behind=st.sampled_from([None, 0, 0, 1, 5, -1]))
-    def store_live(self, index: int, pin: bool, behind: int | None) -> None:
-        request_id = self.live(index)
-        computed = max(0, self.length(request_id) - behind) if behind is not None else None
-        pair_verbs.store_live(self.pair, request_id, pin=pin, computed=computed)
-
-    @precondition(has_live)
     @rule(index=draws.indices)
     def name_blocks(self, index: int) -> None:
         request_id = self.live(index)
@@ -174,16 +165,6 @@ class BlockManagerMachine(WaitingRequests):
     @rule(data=st.data(), kept=st.integers(0, 6))
     def truncate(self, data: st.DataObject, kept: int) -> None:
         pair_verbs.truncate(self.pair, data.draw(draws.requests(self.new_id(), 1)), kept)
-
-    @rule(lora_id=st.sampled_from([None, 1]), salt=draws.salts)
-    def drop_tenant(self, lora_id: int | None, salt: Salt) -> None:
-        pair_verbs.drop_tenant(self.pair, lora_id, salt)
-
-    @rule(data=st.data(), stop=st.booleans(), w=draws.indices)
-    def offload(self, data: st.DataObject, stop: bool, w: int) -> None:
-        known = {hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.pair.model.state)}
-        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), NO_HASH]), max_size=4))
-        pair_verbs.offload(self.pair, hashes, stop, w % len(self.pair.model.state.windows))
 
     # ------------------------------------------------------------------------------------------ preemption
 
@@ -217,12 +198,6 @@ class BlockManagerMachine(WaitingRequests):
         known = self.pair.names.known_ids()
         held = [i for i in known if any(self.pair.names.block(i).pins.values())] if pinned else []
         self.pair.unpin_ids([(held or known)[index % len(held or known)] for index in indices], tier)
-
-    @rule(data=st.data(), tier=draws.tiers, stop=st.booleans(), w=draws.indices)
-    def find_and_pin(self, data: st.DataObject, tier: Tier | None, stop: bool, w: int) -> None:
-        known = {hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.pair.model.state)}
-        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), NO_HASH, 2**128 - 1]), max_size=3))
-        self.pair.find_and_pin(hashes, tier, stop, w % len(self.pair.model.state.windows))
 
     # ------------------------------------------------------------------------------------------ transfers
 

@@ -3,7 +3,7 @@
 from trtllm_kvfix.native import CacheCounters, SequenceRequest
 
 from .event_mirror import EventMirror
-from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, run_transfers
+from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, run_transfers, tiers_of
 
 COUNTERS = [name for name in dir(CacheCounters) if not name.startswith("_")]
 
@@ -75,7 +75,7 @@ def test_events_tell_the_story_of_a_block() -> None:
     assert (moved.kind, moved.block_hash, moved.tier, moved.tokens) == ("updated", expected, "host", [])
     m.reset_reuse_state()
     [removed] = m.get_latest_events()
-    assert (removed.kind, removed.block_hash) == ("removed", expected)
+    assert (removed.kind, removed.block_hash, removed.tier) == ("removed", expected, "host")
     assert [event.event_id for event in (stored, moved, removed)] == [0, 1, 2]
     assert m.get_latest_events() == []
 
@@ -110,10 +110,7 @@ def test_a_mirror_fed_with_events_alone_knows_every_hash() -> None:
         leave_behind(m, request_id, prompt(request_id % 7, (1 + request_id % 5) * BLOCK))
         mirror.follow(m.get_latest_events(), 0)
         for family in range(7):
-            for position, known in enumerate(hashes(prompt(family, 5 * BLOCK))):
-                [found] = m.find_and_pin_blocks_by_hash([known])
-                assert (found is not None) == ((None, known) in mirror.entries), (request_id, family, position)
-                if found is not None:
-                    assert mirror.entries[None, known][3] == found.tier
-                    m.unpin_blocks_by_id([found.block_id], tier=found.tier)
+            tokens = prompt(family, 5 * BLOCK)
+            told = [mirror.entries.get((None, known)) for known in hashes(tokens)]
+            assert tiers_of(m, tokens) == [entry[3] for entry in told if entry], (request_id, family)
         run_transfers(m)

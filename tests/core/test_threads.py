@@ -9,7 +9,7 @@ import numpy as np
 from tests.threads import run_together
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 
-from .scenes import BLOCK, hashes, leave_behind, manager, prompt
+from .scenes import BLOCK, begin, manager, prompt
 from .workload import Churn, make_manager
 
 PINS_MIN = 200
@@ -42,31 +42,37 @@ def test_a_slot_that_one_thread_has_pinned_is_never_given_to_another() -> None:
     pinned: set[int] = set()
     rounds = 0
     done = threading.Event()
-    [wanted] = hashes(prompt(1, BLOCK))
 
     def pin() -> None:
         nonlocal rounds
+        table = np.zeros((1, 1, 2, 1), dtype=np.int32)
+        request_id = 1
         while not done.is_set():
-            [found] = m.find_and_pin_blocks_by_hash([wanted])
-            if found is not None:
-                pinned.add(found.slot)
-                rounds += 1
-                pinned.discard(found.slot)
-                m.unpin_blocks_by_id([found.block_id])
+            request_id += 2
+            try:
+                begin(m, request_id, prompt(1, BLOCK))
+            except OutOfBlocks:
+                continue  # the other has them all
+            m.copy_batch_block_offsets(table, [request_id], 1, 0)
+            slot = int(table[0, 0, 0, 0])
+            blocks = m.remove_sequence(request_id, pin=True)
+            pinned.add(slot)
+            rounds += 1
+            pinned.discard(slot)
+            m.unpin_blocks_by_id(blocks)
 
     def serve() -> None:
         table = np.zeros((1, 1, 2, 8), dtype=np.int32)
         request_id = 0
         while rounds < PINS_MIN and request_id < REQUESTS_MAX:
             request_id += 2
-            leave_behind(m, request_id, prompt(1, BLOCK))
             try:
-                m.add_sequence(SequenceRequest(request_id + 1, prompt(2, 8 * BLOCK)))
+                m.add_sequence(SequenceRequest(request_id, prompt(2, 8 * BLOCK)))
             except OutOfBlocks:
-                continue  # the pin was there first
-            m.copy_batch_block_offsets(table, [request_id + 1], 1, 0)
+                continue  # the other was there first
+            m.copy_batch_block_offsets(table, [request_id], 1, 0)
             assert not pinned & set(table[0, 0, 0].tolist()), "a pinned slot has a new owner"
-            m.remove_sequence(request_id + 1, store=False)
+            m.remove_sequence(request_id, store=False)
 
     def serve_and_end() -> None:
         try:

@@ -7,7 +7,7 @@ import pytest
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 
 from .engine import Engine
-from .scenes import BLOCK, begin, hashes, kinds, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
+from .scenes import BLOCK, begin, blocks_of, kinds, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
 
 
 @pytest.mark.parametrize("windows", [None, [5], [4, 9]], ids=str)
@@ -125,8 +125,9 @@ def test_nothing_is_stored_on_a_copy_that_has_not_ended() -> None:
 
 def test_bytes_that_never_came_in_one_window_stop_storing_in_all() -> None:
     m = manager(primary=12, window_sizes=[BLOCK, 8 * BLOCK])
-    leave_behind(m, 1, prompt(1, BLOCK))
-    m.find_and_pin_blocks_by_hash(hashes(prompt(1, BLOCK)), window_size=8 * BLOCK)
+    begin(m, 1, prompt(1, BLOCK))
+    m.pin_blocks_by_id(blocks_of(m, 1, 8 * BLOCK))
+    m.remove_sequence(1)
     fork = [*prompt(1, 2), 70, 71, 72, 73, 74, 75]
     m.add_sequence(SequenceRequest(2, fork))
     lost = m.take_transfers()

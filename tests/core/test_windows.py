@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.native import OutOfBlocks, Retention, SequenceRequest
 
-from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
+from .scenes import BLOCK, begin, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
 
 
 def owned(m: object, w: int) -> int:
@@ -181,30 +181,6 @@ def test_blocks_are_found_in_host_without_those_before_them() -> None:
     assert (admission.tokens_reused, admission.blocks_onboarded) == (6 * BLOCK, 2)
 
 
-def test_a_block_is_pinned_by_its_hash_without_those_before_it() -> None:
-    m = manager(primary=6, window_sizes=[2 * BLOCK])
-    tokens = prompt(1, 6 * BLOCK)
-    leave_behind(m, 1, tokens)
-    m.add_sequence(SequenceRequest(2, prompt(2, 4 * BLOCK)))
-    wanted = hashes(tokens)
-    request = SequenceRequest(9, tokens)
-    found = m.find_and_pin_blocks_by_hash(wanted, stop_on_miss=False, window_size=2 * BLOCK, request=request)
-    assert [each is not None for each in found] == [False] * 4 + [True] * 2
-
-
-def test_a_tenant_is_dropped_with_what_has_lost_the_blocks_before_it() -> None:
-    m = manager(primary=6, window_sizes=[2 * BLOCK])
-    tokens = prompt(1, 5 * BLOCK)
-    leave_behind(m, 1, tokens, salt="mine")
-    leave_behind(m, 3, prompt(3, BLOCK), salt="theirs")
-    m.add_sequence(SequenceRequest(2, prompt(2, 3 * BLOCK)))  # the prompt's first three blocks go
-    assert reusable(m, tokens, salt="mine") == 5 * BLOCK
-    assert m.drop_tenant(salt="mine") == 2
-    assert reusable(m, tokens, salt="mine") == 0
-    assert reusable(m, prompt(3, BLOCK), salt="theirs") == BLOCK
-    m.check_invariants()
-
-
 def test_a_conversation_is_cut_behind_blocks_that_have_gone() -> None:
     m = manager(primary=6, window_sizes=[2 * BLOCK])
     tokens = prompt(1, 6 * BLOCK)
@@ -214,20 +190,6 @@ def test_a_conversation_is_cut_behind_blocks_that_have_gone() -> None:
     assert reusable(m, tokens) == 5 * BLOCK
     assert m.truncate_blocks(SequenceRequest(9, tokens), 0) == 2
     assert reusable(m, tokens) == 0
-    m.check_invariants()
-
-
-def test_what_was_offered_in_a_window_is_not_rewound() -> None:
-    m = manager(primary=8, window_sizes=[2 * BLOCK])
-    begin(m, 1, prompt(1, BLOCK))
-    m.add_token(1, BLOCK + 2, prompt(2, BLOCK + 2))
-    m.store_blocks_for_reuse(1, computed=2 * BLOCK + 2)
-    with pytest.raises(ValueError, match="has offered to others"):
-        m.rewind_kv_cache(1, 3)
-    m.rewind_kv_cache(1, 2)
-    m.add_token(1, 2, [7, 8], computed=2 * BLOCK)
-    m.remove_sequence(1, computed=2 * BLOCK + 2)
-    assert reusable(m, [*prompt(1, BLOCK), *prompt(2, BLOCK), 7, 8]) == 2 * BLOCK + 2
     m.check_invariants()
 
 

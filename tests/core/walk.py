@@ -4,12 +4,10 @@ import random
 from collections.abc import Callable
 
 from . import pair_verbs
-from .event_mirror import full_blocks, hash_of
 from .model import Config, Request, Retention, WindowShape
-from .model.values import TIERS, Range, Salt, Tier
+from .model.values import Range, Salt
 from .native_values import CARRIERS
 from .pair import Pair
-from .scenes import NO_HASH
 
 
 def random_config(rng: random.Random) -> Config:
@@ -46,16 +44,12 @@ class Walk:
             self.store: 5,
             self.remove: 10,
             self.rewind: 2,
-            self.store_live: 3,
             self.truncate: 1,
-            self.drop_tenant: 1,
-            self.offload: 2,
             self.name_blocks: 1,
             self.suspend: 2,
             self.resume: 3,
-            self.pin: 2,
+            self.pin: 4,
             self.unpin: 4,
-            self.look_up: 2,
             self.end_transfers: 10,
             self.move_time: 2,
             self.sweep: 1,
@@ -177,30 +171,9 @@ class Walk:
         if self.live():
             self.pair.rewind(self.rng.choice(self.live()), self.rng.randint(0, 5))
 
-    def store_live(self) -> None:
-        if self.live():
-            request_id = self.rng.choice(self.live())
-            sequence = self.model.sequence(request_id)
-            missing = sequence.length - len(sequence.known)
-            more = [self.rng.randrange(2) for _ in range(missing)] if self.rng.random() < 0.3 else None
-            tokens = None if more is None else sequence.known + more
-            computed = self.rng.choice([None, sequence.length, sequence.length, max(0, sequence.length - 2)])
-            pin = self.rng.random() < 0.1
-            pair_verbs.store_live(self.pair, request_id, pin=pin, tokens=tokens, computed=computed)
-
     def truncate(self) -> None:
         request = self.request()
         pair_verbs.truncate(self.pair, request, self.rng.randint(0, len(request.tokens) + 1))
-
-    def drop_tenant(self) -> None:
-        salts: list[Salt] = [None, "a", b"a", 7]
-        pair_verbs.drop_tenant(self.pair, self.rng.choice([None, 3]), self.rng.choice(salts))
-
-    def offload(self) -> None:
-        known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})
-        hashes = self.rng.choices([*known, NO_HASH], k=self.rng.randint(0, 4))
-        w = self.rng.randrange(len(self.model.state.windows))
-        pair_verbs.offload(self.pair, hashes, self.rng.random() < 0.5, w)
 
     def name_blocks(self) -> None:
         if self.model.state.sequences:
@@ -229,13 +202,6 @@ class Walk:
         pinned = [i for i in names.known_ids() if any(names.block(i).pins.values()) and names.alive(names.block(i))]
         if pinned:
             self.pair.unpin_ids([self.rng.choice(pinned)], self.rng.choice([None, None, "primary", "host"]))
-
-    def look_up(self) -> None:
-        known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})
-        hashes = self.rng.choices([*known, NO_HASH], k=self.rng.randint(0, 3))
-        tiers: list[Tier | None] = [None, *TIERS]
-        w = self.rng.randrange(len(self.model.state.windows))
-        self.pair.find_and_pin(hashes, self.rng.choice(tiers), self.rng.random() < 0.5, w)
 
     # -------------------------------------------------------------------------------------------- the rest
 

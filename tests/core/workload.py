@@ -2,6 +2,7 @@
 
 import random
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from trtllm_kvfix.native import (
@@ -11,7 +12,6 @@ from trtllm_kvfix.native import (
     OutOfBlocks,
     Retention,
     SequenceRequest,
-    block_hashes,
 )
 
 BLOCK = 4
@@ -42,6 +42,7 @@ class Churn:
     live: list[int] = field(default_factory=list)
     lengths: dict[int, int] = field(default_factory=dict)
     pins: list[list[tuple[int, str]]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)  # blocks
     now_ms: int = 0
     refused: int = 0
 
@@ -96,9 +97,15 @@ class Churn:
             self.live.remove(request_id)
 
     def pin(self) -> None:
-        hashes = block_hashes(self.request(), self.manager.config)
-        found = self.manager.find_and_pin_blocks_by_hash(hashes, window_size=64)
-        self.pins.append([(each.block_id, each.tier) for each in found if each is not None])
+        """Blocks of its own requests, or what became of those that it has heard of."""
+        for request_id in self.live:
+            [*_, last] = self.manager.get_cache_block_ids(request_id, 64)
+            self.seen += [block for block in last if block >= 0]
+        del self.seen[:-50]
+        blocks = self.rng.sample(self.seen, min(3, len(self.seen)))
+        with suppress(ValueError):  # one of them holds nothing any more
+            places = self.manager.pin_blocks_by_id(blocks)
+            self.pins.append([(block, tier) for block, (_, tier) in zip(blocks, places, strict=True)])
 
     def unpin(self) -> None:
         for block_id, tier in self.pins.pop() if self.pins else []:

@@ -44,15 +44,14 @@ def test_a_block_in_flight_is_found_by_nobody_until_the_next_head(tight: Bench) 
     gate = tight.device.close_gate(tight.stream)
     other = tight.request(2, range(100, 104))
     tight.prepare([other])
-    (first, *_) = native.block_hashes(native.SequenceRequest(9, list(range(16))), tight.impl.core.config)[-1:]
-    assert tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host") == [None]
+    longer = native.SequenceRequest(9, [*range(16), 999])
+    assert tight.impl.core.analyze_prefix_reuse(longer).tokens == 12, "the last block is on its way to host"
     tight.device.open_gate(gate)
     tight.device.synchronize(tight.stream)
-    assert tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host") == [None], "done, but not ended"
+    assert tight.impl.core.analyze_prefix_reuse(longer).tokens == 12, "done, but not ended"
     tight.impl.sync_transfer_manager_with_buffer_manager()
-    (pinned,) = tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host")
-    assert pinned is not None
-    tight.impl.core.unpin_blocks_by_id([pinned.block_id], tier="host")
+    found = tight.impl.core.analyze_prefix_reuse(longer)
+    assert (found.tokens, found.blocks_host) == (16, 1)
 
 
 def test_who_owns_what_did_not_arrive_cannot_go_on(tight: Bench) -> None:

@@ -53,7 +53,6 @@ class Things:
         graph_memory = device.pinned((4,), "int32")
         self.kept: dict[str, Any] = {
             "stream": stream,
-            "pins": manager.pins(request_id=1),
             "manager": manager,
             "native mark": marks.set(stream),
             "marks": marks,

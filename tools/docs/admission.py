@@ -37,7 +37,7 @@ def admitted(*batches: Sequence[SequenceRequest]) -> Outcome:
     for request_id, name in ((3, "A"), (4, "B")):
         kept = reused // TOKENS if request_id == 4 else 0
         ids = manager.get_cache_block_ids(request_id)[0]
-        places = [slot for slot, _ in manager.pins(ids).slots]
+        places = [slot for slot, _ in manager.pin_blocks_by_id(ids)]
         for number, slot in enumerate(places):
             slots[slot] = (f"{name}: reused", "kept") if number < kept else (f"{name}: computes", "new")
     return Outcome(slots, reused)

@@ -187,12 +187,12 @@ void Evictions::pin() {
     const auto& [id, live] = *std::next(live_.begin(), random_.below(live_.size()));
     const std::vector<std::int64_t> ids = manager_.get_batch_cache_block_ids({&id, 1}, std::nullopt).front().front();
     promise(ids.size() == live.blocks.size(), "a request holds another number of blocks");
-    manager_.pin_blocks(id);
     Pinned pinned{.ids = {}, .blocks = live.blocks};
     for (std::size_t i = 0; i < live.blocks.size(); ++i) {
         pinned.ids.push_back(static_cast<BlockId>(ids[i]));
         ++live.blocks[i]->pins;
     }
+    manager_.pin_blocks_by_id(pinned.ids);
     pinned_.push_back(std::move(pinned));
 }
 

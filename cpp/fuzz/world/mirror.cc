@@ -42,6 +42,7 @@ void Mirror::apply(const BlockEvent& event) {
     }
     promise(found != tree.end(), "an event about a block that is not there");
     if (event.kind == EventKind::removed) {
+        promise(event.tier == found->second.tier, "a block goes from another tier than it was in");
         tree.erase(found);
     } else {
         found->second.tier = event.tier;
@@ -92,27 +93,6 @@ std::size_t Mirror::size() const {
         size += tree.size();
     }
     return size;
-}
-
-std::optional<BlockHash> Mirror::any(Random& random) const {
-    const Tree& tree = trees_[random.below(trees_.size())];
-    return tree.empty() ? std::nullopt : std::optional(std::next(tree.begin(), random.below(tree.size()))->first);
-}
-
-void Mirror::learn(const std::vector<BlockHash>& hashes, const std::vector<std::uint64_t>& contents,
-                   std::uint32_t tokens_per_block) {
-    if (!complete_) {
-        return;
-    }
-    for (std::size_t block = 0; block < hashes.size(); ++block) {
-        const auto begin = contents.begin() + static_cast<std::ptrdiff_t>(block * tokens_per_block);
-        contents_.try_emplace(hashes[block], begin, begin + tokens_per_block);
-    }
-}
-
-const std::vector<std::uint64_t>* Mirror::contents(const BlockHash& hash) const {
-    const auto found = contents_.find(hash);
-    return found == contents_.end() ? nullptr : &found->second;
 }
 
 }  // namespace kvfix::world

@@ -27,12 +27,6 @@ class Mirror {
                                     std::span<const TokenId> tokens) const;
     std::optional<Tier> tier_of(std::size_t window, const BlockHash& hash) const;
     std::size_t size() const;
-    std::optional<BlockHash> any(Random& random) const;
-
-    // Learns what the blocks with these hashes hold, as far as some prompt has shown it.
-    void learn(const std::vector<BlockHash>& hashes, const std::vector<std::uint64_t>& contents,
-               std::uint32_t tokens_per_block);
-    const std::vector<std::uint64_t>* contents(const BlockHash& hash) const;
 
   private:
     struct Node {
@@ -50,7 +44,6 @@ class Mirror {
     std::vector<WindowSize> sizes_;
     std::vector<Tree> trees_;  // by window
     std::uint64_t next_event_ = 0;
-    std::map<BlockHash, std::vector<std::uint64_t>> contents_;
 };
 
 }  // namespace kvfix::world

@@ -30,26 +30,9 @@ void append(Words& words, const std::vector<BlockId>& ids) {
     }
 }
 
-void append(Words& words, const std::vector<std::optional<BlockId>>& ids) {
-    for (const std::optional<BlockId>& id : ids) {
-        words.push_back(id ? number(*id) : ~std::uint64_t{0});
-    }
-}
-
 void append(Words& words, const std::vector<PinnedSlot>& slots) {
     for (const PinnedSlot& slot : slots) {
         words.insert(words.end(), {number(slot.slot), static_cast<std::uint64_t>(slot.tier)});
-    }
-}
-
-void append(Words& words, const std::vector<std::optional<PinnedBlock>>& blocks) {
-    for (const std::optional<PinnedBlock>& block : blocks) {
-        words.push_back(block ? 1 : 0);
-        if (block) {
-            words.insert(words.end(), {block->block_hash.first, block->block_hash.second, number(block->block_id),
-                                       number(block->slot), static_cast<std::uint64_t>(block->tier),
-                                       block->window_size.value_or(0)});
-        }
     }
 }
 

@@ -41,9 +41,7 @@ void append(Words& words, const BatchAdmission& batch);
 void append(Words& words, const TransferBatch& batch);
 void append(Words& words, const std::vector<std::uint64_t>& numbers);
 void append(Words& words, const std::vector<BlockId>& ids);
-void append(Words& words, const std::vector<std::optional<BlockId>>& ids);
 void append(Words& words, const std::vector<PinnedSlot>& slots);
-void append(Words& words, const std::vector<std::optional<PinnedBlock>>& blocks);
 void append(Words& words, const std::vector<BlockEvent>& events);
 
 class Twins {

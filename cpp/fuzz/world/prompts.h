@@ -35,7 +35,6 @@ struct Live {
     bool undisturbed = true;           // nothing has been pinned or on its way when it grew
     std::uint32_t known = 0;           // leading positions whose tokens the manager knows
     std::uint32_t told = 0;            // leading positions that were reported to the manager as computed
-    std::uint32_t offered = 0;         // leading positions that a live store may have given to others
     std::uint32_t written = 0;         // leading positions that are computed
     std::uint32_t spoiled_from = ~0U;  // positions from there on were computed from lost bytes
     std::vector<std::uint32_t> left;   // leading blocks that have left each window

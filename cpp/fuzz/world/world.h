@@ -140,11 +140,8 @@ class World {
     void leave_windows(Live& live, std::uint32_t computed) const;
 
     // world_names.cc
-    void store_live();
-    void expect_named(const Live& live);
-    void offload_hashes();
+    void name_blocks();
     void truncate();
-    void drop_tenant();
 
     // world_preempt.cc
     Away* any_suspended();
@@ -171,9 +168,7 @@ class World {
     void pin_something();
     void pin_request();
     void pin_ids();
-    void pin_hashes();
     std::vector<BlockHash> hashes_of(const Request& request) const;
-    void expect_found(const BlockHash& hash, const PinnedBlock& block);
     void unpin();
     void remember_pin(BlockId id, const Place& place);
     void remember_pins(const std::vector<BlockId>& pinned, const std::vector<Held>& held, bool pin);
@@ -182,6 +177,7 @@ class World {
     // world_books.cc
     void read_events();
     void expect_matches_mirror();
+    void expect_tiers(const RequestPtr& request, std::span<const BlockHash> found);
     void expect_conserved();
     void pass_time();
     // The call must raise, and change nothing.
@@ -205,8 +201,7 @@ class World {
     std::map<const BlockManager*, grow::DecodeBatch> decoding_;  // the batch that was made last, in each manager
     std::vector<Pin> pins_;
     std::map<BlockId, std::size_t> ids_seen_;  // block ids, and the window of each
-    std::vector<BlockHash> hashes_seen_;
-    bool queued_ = false;  // transfers may wait that were not taken yet
+    bool queued_ = false;                      // transfers may wait that were not taken yet
     std::uint64_t onboards_promised_ = 0;
     std::uint32_t writers_ = 0;
     std::int64_t now_ms_ = 0;

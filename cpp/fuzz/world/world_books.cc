@@ -18,7 +18,8 @@ std::vector<std::uint64_t> World::allocatable() {
     std::vector<std::uint64_t> slots;
     for (const WindowStats& window : stats.answer.windows) {
         const std::uint64_t there = window.primary.free + window.primary.cached;
-        slots.push_back(there - std::min(there, window.kept));
+        promise(window.kept <= there, "more is kept than is there");
+        slots.push_back(there - window.kept);
     }
     return slots;
 }
@@ -59,6 +60,7 @@ void World::expect_matches_mirror() {
     const std::uint32_t found = analyze(ask.request);
     promise(found / block_tokens() <= most, "more blocks are found than events tell of");
     promise(!all_settled() || found / block_tokens() == most, "fewer blocks are found than events tell of");
+    expect_tiers(ask.request, std::span(hashes).first(found / block_tokens()));
     const bool any_part = windows() == 1 && all_settled() && twins_.config().partial_reuse &&
                           twins_.config().copy_on_partial_reuse && !source_.draws_spans() && whole == most &&
                           allocatable().front() > hashes.size() + ask.request->beam_width + 1;
@@ -69,6 +71,20 @@ void World::expect_matches_mirror() {
         promise(found >= std::min(whole * block_tokens() + begins, tokens - 1),
                 "a longer beginning of a block was there");
     }
+}
+
+// What a prompt finds lies in the tiers that the events told.
+void World::expect_tiers(const RequestPtr& request, std::span<const BlockHash> found) {
+    if (windows() != 1 || twins_.config().windows[0].window_size || !all_settled()) {
+        return;
+    }
+    const auto told = static_cast<std::uint64_t>(
+        std::ranges::count_if(found, [&](const BlockHash& hash) { return mirror_.tier_of(0, hash) == Tier::primary; }));
+    const auto reuse = twins_.look([&](BlockManager& manager) { return manager.analyze_prefix_reuse(request); }).answer;
+    const std::uint64_t parts = reuse.tokens % block_tokens() != 0 ? 1 : 0;  // it may lie in either
+    promise(reuse.blocks_primary + reuse.blocks_host == found.size() + parts, "blocks are found and not counted");
+    promise(told <= reuse.blocks_primary && reuse.blocks_primary <= told + parts,
+            "a block is in another tier than events tell of");
 }
 
 // Free, cached, owned and in flight slots are all slots. For every slot that is owned or in flight, this world knows

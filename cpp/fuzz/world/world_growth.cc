@@ -258,8 +258,7 @@ void World::rewind() {
         manager.rewind_kv_cache(live->id(), count);
         return Nothing{};
     });
-    promise(bool(outcome) == legal || (!outcome && length < live->offered),
-            outcome ? "a rewind is not refused" : "a rewind is refused");
+    promise(bool(outcome) == legal, outcome ? "a rewind is not refused" : "a rewind is refused");
     if (outcome) {
         live->length = length;
         live->told = told;

@@ -1,5 +1,4 @@
-// Blocks are stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host, conversations
-// and tenants.
+// Blocks are named and forgotten by name: block hashes and conversations.
 #include <algorithm>
 
 #include "fuzz/world/world.h"
@@ -19,91 +18,20 @@ Prompt beginning(Prompt prompt, std::uint32_t tokens) {
 
 }  // namespace
 
-void World::store_live() {
-    Live* live = any_live();
-    if (live == nullptr) {
+// The blocks of a live request have the hashes that a prompt of all its known tokens would give them.
+void World::name_blocks() {
+    const Live* found = any_live();
+    if (found == nullptr) {
         return;
     }
-    if (queued_) {
-        take();
-    }
-    const bool pin = random_.one_in(16);
-    std::optional<std::vector<TokenId>> tokens;
-    if (random_.one_in(3)) {
-        const auto& truth = live->truth.tokens;
-        tokens.emplace(truth.begin(), truth.begin() + random_.between(live->known, live->end()));
-    }
-    const std::uint32_t computed = reported(*live);
-    const std::vector<Held> held = held_by(*live);
-    const bool flying = std::ranges::any_of(held, [&](const Held& one) { return memory_.at(one.place).flying; });
-    live->undisturbed = live->undisturbed && pins_.empty() && all_settled();
-    const bool of_one_beam = !tokens || live->beams() == 1 || tokens->size() <= live->prompt_length();
-    tell([&] { return "store live " + text(live->id()) + (pin ? ", pin" : "") + ", computed " + text(computed); });
-    const auto outcome = twins_.change(
-        [&](BlockManager& manager) { return manager.store_blocks_for_reuse(live->id(), pin, tokens, computed); });
-    promise(bool(outcome) == (computed <= live->length && !(pin && flying) && of_one_beam),
-            "a live store is refused, or is not");
-    if (!outcome) {
-        return;
-    }
-    remember_pins(outcome.answer, held, pin);
-    live->known = tokens ? static_cast<std::uint32_t>(tokens->size()) : live->known;
-    live->told = std::max(live->told, computed);
-    const std::uint32_t good = std::min(live->told, live->known);
-    live->offered = std::max(live->offered, good - good % block_tokens());
-    Live stored = *live;  // the sequence as found before blocks leave
-    leave_windows(*live, live->told);
-    stored.left = live->left;
-    stored.truth.tokens.resize(stored.known);
-    if (live->length >= live->prompt_length()) {  // before that, blocks enter as they leave
-        expect_found_again(stored, good - good % block_tokens());
-    }
-    expect_named(*live);
-}
+    const Live& live = *found;
 
-// Its blocks have the hashes that a prompt of all its known tokens would give them.
-void World::expect_named(const Live& live) {
     const auto hashes =
         twins_.look([&](BlockManager& manager) { return manager.commit_and_get_block_hashes(live.id()); });
     Prompt known = live.truth;
     known.tokens.resize(live.known);
     const Request whole(live.id(), known.tokens, 1, known.lora_id, known.salt, live.request->extra_keys, std::nullopt);
     promise(hashes && hashes.answer == hashes_of(whole), "a request's blocks have other names than their contents");
-}
-
-void World::offload_hashes() {
-    if (hashes_seen_.empty()) {
-        return;
-    }
-    std::vector<BlockHash> hashes(random_.between(1, 4));
-    std::ranges::generate(hashes, [&] {
-        const std::size_t back = random_.below(std::min<std::size_t>(hashes_seen_.size(), 200));
-        const auto stored = mirror_.any(random_);
-        return stored && !random_.one_in(4) ? *stored : hashes_seen_[hashes_seen_.size() - 1 - back];
-    });
-    if (twins_.config().hash_bits < kBlockHashBits) {
-        hashes.assign(1, {random_.below(1U << twins_.config().hash_bits), 0});
-    }
-    const std::size_t window = random_.below(windows());
-    const bool stop_on_miss = random_.one_in(2);
-    read_events();
-    tell([&] { return "offload " + text(hashes.size()) + " hashes in window " + text(window); });
-    const auto outcome = twins_.change([&](BlockManager& manager) {
-        return manager.offload_blocks_by_hash(hashes, stop_on_miss, twins_.config().windows[window].window_size);
-    });
-    if (!outcome) {
-        promise(outcome.refused->why == Refusal::out_of_blocks && outcome.refused->needed > outcome.refused->free,
-                "copies to host are refused for want of blocks that are there");
-        return;
-    }
-    promise(outcome.answer.size() == hashes.size(), "a hash gets no answer");
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
-        if (outcome.answer[i]) {
-            promise(!mirror_.complete() || mirror_.tier_of(window, hashes[i]), "a hash is found that is in no event");
-            ids_seen_.emplace(*outcome.answer[i], window);
-            queued_ = true;
-        }
-    }
 }
 
 void World::truncate() {
@@ -119,20 +47,6 @@ void World::truncate() {
     if (outcome && all_settled()) {
         promise(analyze(head.request) >= found - found % block_tokens(), "a truncation takes what was to stay");
     }
-}
-
-void World::drop_tenant() {
-    Ask ask = request_for(source_.prompt(4 * block_tokens()));
-    const bool by_lora = random_.one_in(2);
-    const bool by_salt = !by_lora || random_.one_in(2);
-    const auto lora = by_lora ? ask.request->lora_id : std::nullopt;
-    const Salt salt = by_salt ? ask.request->salt : Salt();
-    const bool of_nobody = !lora && std::holds_alternative<std::monostate>(salt);
-    tell([] { return std::string("drop a tenant"); });
-    const auto outcome = twins_.change(
-        [&](BlockManager& manager) { return std::vector<std::uint64_t>{manager.drop_tenant(lora, salt)}; });
-    promise(bool(outcome) == !of_nobody, "the drop of a tenant is refused, or is not");
-    promise(!outcome || analyze(ask.request) == 0, "a tenant's blocks are found after they were dropped");
 }
 
 }  // namespace kvfix::world

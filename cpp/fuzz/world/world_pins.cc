@@ -45,27 +45,30 @@ void World::pin_request() {
     if (live == nullptr || queued_) {
         return;  // blocks that wait to be taken are in flight, and only the manager knows which
     }
-    const std::vector<Held> held = held_by(*live);
-    const bool flying = std::ranges::any_of(held, [&](const Held& one) { return memory_.at(one.place).flying; });
+    std::map<BlockId, Place> places;
+    for (const Held& one : held_by(*live)) {
+        places.emplace(one.id, one.place);
+    }
+    std::vector<BlockId> ids;
+    bool flying = false;
+    for (const auto& [id, place] : places) {
+        ids.push_back(id);
+        flying = flying || memory_.at(place).flying;
+    }
     tell([&] { return "pin request " + text(live->id()); });
-    const auto outcome = twins_.change([&](BlockManager& manager) { return manager.pin_blocks(live->id()); });
-    promise(outcome ? !flying : flying && outcome.refused->why == Refusal::in_flight,
-            "a request's blocks are pinned in flight, or cannot be pinned");
+    const auto outcome = twins_.change([&](BlockManager& manager) { return manager.pin_blocks_by_id(ids); });
+    // The copy of a resumed request's own block, in host alone for now, may not be pinned either.
+    promise(outcome || flying, "a request's blocks cannot be pinned");
     if (!outcome) {
         return;
     }
-    std::map<BlockId, Place> places;
-    for (const Held& one : held) {
-        places.emplace(one.id, one.place);
-    }
-    promise(outcome.answer.size() == places.size(), "not every held block is pinned once");
-    for (const BlockId id : outcome.answer) {
-        promise(places.erase(id) == 1, "a block is pinned twice, or is not the request's");
-    }
-    for (const Held& one : held) {
-        if (places.emplace(one.id, one.place).second) {
-            remember_pin(one.id, one.place);
-        }
+    promise(outcome.answer.size() == ids.size(), "not every held block is pinned once");
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const Place& held = places.at(ids[i]);
+        const Place pinned{held.window, outcome.answer[i].tier, number(outcome.answer[i].slot)};
+        promise(memory_.at(held).flying ? pinned.tier == Tier::host : pinned == held,
+                "a block is pinned where it is not");
+        remember_pin(ids[i], pinned);
     }
 }
 
@@ -89,63 +92,6 @@ void World::pin_ids() {
 
 std::vector<BlockHash> World::hashes_of(const Request& request) const {
     return block_hashes(request, hasher_, block_tokens());
-}
-
-void World::pin_hashes() {
-    if (pins_nothing_) {
-        return;
-    }
-    if (hashes_seen_.empty() || queued_) {
-        return;
-    }
-    std::vector<BlockHash> hashes(random_.between(1, 4));
-    std::ranges::generate(hashes, [&] {
-        const std::size_t back = random_.below(std::min<std::size_t>(hashes_seen_.size(), 200));
-        const auto stored = mirror_.any(random_);
-        return stored && random_.one_in(2) ? *stored : hashes_seen_[hashes_seen_.size() - 1 - back];
-    });
-    if (twins_.config().hash_bits < kBlockHashBits) {
-        hashes.assign(1, {random_.below(1U << twins_.config().hash_bits), 0});
-    }
-    const auto tier = random_.pick(std::vector<std::optional<Tier>>{std::nullopt, Tier::primary, Tier::host});
-    const std::size_t window = random_.below(windows());
-    const bool stop_on_miss = random_.one_in(2);
-    read_events();
-    tell([&] { return "pin " + text(hashes.size()) + " hashes in window " + text(window); });
-    const auto outcome = twins_.change([&](BlockManager& manager) {
-        return manager.find_and_pin_blocks_by_hash(hashes, tier, stop_on_miss,
-                                                   twins_.config().windows[window].window_size);
-    });
-    promise(outcome && outcome.answer.size() == hashes.size(), "a hash gets no answer");
-    bool missed = false;
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
-        const std::optional<PinnedBlock>& block = outcome.answer[i];
-        promise(!block || !missed || !stop_on_miss, "a block is pinned behind a miss");
-        const auto known = mirror_.tier_of(window, hashes[i]);
-        if (mirror_.complete()) {
-            promise(!block || known, "a hash is found that is in no event");
-            const bool sure = known && !(missed && stop_on_miss) && all_settled() && (!tier || tier == known);
-            promise(!sure || (block && block->tier == *known), "a hash is not found where events say that it is");
-        }
-        missed = missed || !block;
-        if (block) {
-            promise(!tier || block->tier == *tier, "another tier than the one asked for");
-            promise(memory_.window_of(block->window_size) == window, "another window than the one asked for");
-            expect_found(hashes[i], *block);
-        }
-    }
-}
-
-void World::expect_found(const BlockHash& hash, const PinnedBlock& block) {
-    promise(block.block_hash == hash, "another hash than the one asked for");
-    const Place place{memory_.window_of(block.window_size), block.tier, number(block.slot)};
-    ids_seen_.emplace(block.block_id, place.window);
-    remember_pin(block.block_id, place);
-    if (const auto* contents = mirror_.contents(hash)) {
-        const std::vector<Cell>& cells = memory_.at(place).cells;
-        promise(std::ranges::equal(cells, *contents, {}, &Cell::content),
-                [&] { return name(place) + " was found by its hash, and holds something else"; });
-    }
 }
 
 // The result of ending a pin is known in advance, refusals included.

@@ -150,7 +150,6 @@ void World::misuse_suspended() {
         m.add_tokens({&id, 1}, std::vector<std::uint32_t>{1}, std::nullopt, std::nullopt);
     });
     refused("a suspended request shrinks", [&](BlockManager& m) { m.rewind_kv_cache(id, 0); });
-    refused("a suspended request is pinned", [&](BlockManager& m) { m.pin_blocks(id); });
     refused("a suspended request stores", [&](BlockManager& m) { m.store_context_blocks(id, 0); });
     refused("a suspended request has block ids",
             [&](BlockManager& m) { m.get_batch_cache_block_ids({&id, 1}, twins_.config().windows[0].window_size); });

@@ -30,9 +30,6 @@ World::Ask World::request_for(Prompt prompt) {
     const std::uint32_t beams = random_.one_in(2) ? 1 : random_.between(1, twins_.config().beam_width_max);
     auto request = std::make_shared<const Request>(id, prompt.tokens, beams, prompt.lora_id, prompt.salt, prompt.spans,
                                                    source_.retention(tokens));
-    const std::vector<BlockHash> hashes = hashes_of(*request);
-    mirror_.learn(hashes, contents_of(prompt), block_tokens());
-    hashes_seen_.insert(hashes_seen_.end(), hashes.begin(), hashes.end());
     return {.request = std::move(request), .prompt = std::move(prompt)};
 }
 

@@ -110,8 +110,6 @@ def rewind(state: State, seq: Sequence, count: int) -> None:
     length = seq.length - count
     if count < 0 or (count and length < len(seq.request.tokens)):
         raise ValueError(f"rewind by {count} of {seq.length}: only what has grown can be rewound")
-    if length < seq.committed:
-        raise ValueError(f"rewind to {length}: {seq.committed} have been offered to others")
     size = state.config.tokens_per_block
     kept = -(-length // size)
     for w, window in enumerate(state.windows):

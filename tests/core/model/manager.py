@@ -2,20 +2,18 @@
 
 from contextlib import suppress
 
-from . import asking, chunks, conservation, growth, offloading, pins, preemption, pruning, storing, transfers
+from . import asking, chunks, conservation, growth, pins, preemption, pruning, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
 from .values import (
     PRIORITY_DEFAULT,
     BatchAdmission,
-    BlockInFlight,
     Config,
     OutOfBlocks,
     PrefixReuse,
     Request,
     RequestStats,
-    Salt,
     Tier,
     UnknownRequest,
 )
@@ -154,48 +152,14 @@ class ModelManager:
         storing.remove(self.state, seq, store)
         return pinned
 
-    def store_blocks_for_reuse(
-        self, request_id: int, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
-    ) -> list[Block]:
-        seq = self.sequence(request_id)
-        check_reported_tokens(seq, tokens, computed)
-        if pin and any(block.in_flight["primary"] for block in seq.held_blocks()):
-            raise BlockInFlight
-        learn_reported_tokens(seq, tokens, computed)
-        entered = min(seq.tokens_computed, len(seq.known))
-        for w in range(len(self.state.windows)):
-            if not seq.rooms[w].rolls:
-                blocks = storing.enter_tree(self.state, seq, w, entered, partial=False)
-                seq.committed = max(seq.committed, blocks * self.config.tokens_per_block)
-        pinned = pins.pin_sequence(self.state, seq) if pin else []
-        for w in range(len(self.state.windows)):
-            growth.leave(self.state, seq, w)
-        for w in range(len(self.state.windows)):
-            chunks.settle(self.state, seq, w)
-        return pinned
-
     def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
         return pruning.truncate(self.state, request, tokens_kept)
-
-    def drop_tenant(self, lora_id: int | None, salt: Salt) -> int:
-        return pruning.drop_tenant(self.state, lora_id, salt)
-
-    def offload_blocks(self, w: int, candidates: list[list[Block]], stop_on_miss: bool) -> list[Block | None]:
-        return offloading.offload(self.state, self.state.windows[w], candidates, stop_on_miss)
-
-    def pin_blocks(self, request_id: int) -> list[Block]:
-        return pins.pin_sequence(self.state, self.sequence(request_id))
 
     def pin_blocks_by_id(self, blocks: list[Block]) -> list[Tier]:
         return pins.pin_blocks(self.state, blocks)
 
     def unpin_blocks_by_id(self, blocks: list[Block], tier: Tier | None = None) -> None:
         pins.unpin_blocks(self.state, blocks, tier)
-
-    def find_and_pin(
-        self, candidates: list[list[Block]], tier: Tier | None, stop_on_miss: bool
-    ) -> list[tuple[Block, Tier] | None]:
-        return pins.find_and_pin(self.state, candidates, tier, stop_on_miss)
 
     def analyze_prefix_reuse(self, request: Request, chunk: int | None = None) -> PrefixReuse:
         plan = plan_batch(self.state, [request], chunk)[0]

@@ -55,29 +55,3 @@ def tier_to_unpin(pins: dict[Tier, int], tier: Tier | None) -> Tier:
         raise ValueError(f"not pinned in {where}")
     pins[where] -= 1
     return where
-
-
-def find_and_pin(
-    state: State, candidates: list[list[Block]], tier: Tier | None, stop_on_miss: bool
-) -> list[tuple[Block, Tier] | None]:
-    """`candidates`: per hash, the tree blocks of the window that have it."""
-    found: list[tuple[Block, Tier] | None] = []
-    for blocks in candidates:
-        hit = lookup(blocks, tier)
-        if hit is None and stop_on_miss:
-            found += [None] * (len(candidates) - len(found))
-            break
-        found.append(hit)
-    for each in found:
-        if each is not None:
-            pin(state, *each)
-    return found
-
-
-def lookup(blocks: list[Block], tier: Tier | None) -> tuple[Block, Tier] | None:
-    if len(blocks) != 1:
-        return None
-    for where in TIERS if tier is None else (tier,):
-        if blocks[0].settled(where):
-            return blocks[0], where
-    return None

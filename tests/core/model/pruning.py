@@ -2,7 +2,7 @@
 
 from .matching import common_prefix, twin
 from .state import Block, Root, State, Window
-from .values import Extras, Request, Salt, Tokens
+from .values import Extras, Request, Tokens
 
 
 def truncate(state: State, request: Request, tokens_kept: int) -> int:
@@ -51,18 +51,3 @@ def find_part(node: Root | Block, tokens: Tokens, request: Request, begin: int, 
     kin = [block for block in node.children if block.extras == request.extras(begin, begin + len(tokens))]
     reach = max((common_prefix(block.tokens, tokens) for block in kin), default=0)
     return next((block for block in kin if reach and block.tokens == tokens[:reach]), None)
-
-
-def drop_tenant(state: State, lora_id: int | None, salt: Salt) -> int:
-    if lora_id is None and salt is None:
-        raise ValueError("of whom?")
-    dropped = 0
-    for window in state.windows:
-        for root in window.roots:
-            lora, kind, salted = root.key
-            of_salt = salt is None or (kind, salted) == (type(salt).__name__, salt)
-            if of_salt and lora_id in (None, lora):
-                for top in list(root.children):
-                    dropped += len(list(top.family()))
-                    state.drop(top)
-    return dropped

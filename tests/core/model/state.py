@@ -121,7 +121,6 @@ class Sequence:
     claimed: int  # leading blocks that are others' too
     stats: RequestStats
     suspended: bool = False
-    committed: int = 0  # leading positions that entered the tree while it lived
 
     def first_unsure(self) -> int:
         """Nothing from this position on is stored in any window: it may be computed from bytes that never came."""

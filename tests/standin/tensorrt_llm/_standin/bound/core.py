@@ -63,6 +63,7 @@ class BoundCore:
         copy_on_partial_reuse: bool = True,
         cache_type: Any = None,
         kv_connector_manager: Any = None,
+        events_max: int = 0,  # of ours
         **_unused: Any,  # sizes and types of the real pools
     ) -> None:
         if len(blocks_per_window) > 1:
@@ -77,6 +78,7 @@ class BoundCore:
                 block_reuse=enable_block_reuse,
                 partial_reuse=enable_partial_reuse,
                 copy_on_partial_reuse=copy_on_partial_reuse,
+                events_max=events_max,
             )
         )
         self.tokens_per_block = tokens_per_block
@@ -138,11 +140,11 @@ class BoundCore:
     def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> list[int]:
         """The pinned ids."""
         self._store_computed(llm_request)
-        return self.native.pin_blocks(request_id) if pin_blocks else []
+        return self._pin_held(request_id) if pin_blocks else []
 
     @bound
     def pin_blocks(self, request_id: int, /) -> None:
-        self.native.pin_blocks(request_id)
+        self._pin_held(request_id)
 
     @bound
     def unpin_blocks_by_id(self, block_ids: Sequence[int], /) -> None:
@@ -248,6 +250,12 @@ class BoundCore:
         """Around whatever may take a free block; pins.py has what upstream does not lock there."""
         return nullcontext()
 
+    def _pin_held(self, request_id: int) -> list[int]:
+        beams = self.native.get_cache_block_ids(request_id)
+        held = list(dict.fromkeys(block_id for beam in beams for block_id in beam))
+        self.native.pin_blocks_by_id(held)
+        return held
+
     def _store_computed(self, llm_request: Any) -> None:
         if llm_request.request_id in self._lengths:
             self.native.store_context_blocks(llm_request.request_id, llm_request.context_current_position)
@@ -263,10 +271,12 @@ class BoundCore:
         self._lengths[llm_request.request_id] = llm_request.prompt_len
         llm_request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
 
-    def _request(self, llm_request: Any) -> native.SequenceRequest:
+    def _request(self, llm_request: Any, *, whole: bool = False) -> native.SequenceRequest:
+        """Its prompt, or all that there is of it."""
+        tokens = llm_request.get_tokens(0)
         return native.SequenceRequest(
             llm_request.request_id,
-            llm_request.get_tokens(0)[: llm_request.prompt_len],
+            tokens if whole else tokens[: llm_request.prompt_len],
             beam_width=llm_request.sampling_config.beam_width,
             lora_id=llm_request.lora_task_id,
             salt=llm_request.cache_salt_id,

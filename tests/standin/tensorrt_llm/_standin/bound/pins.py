@@ -14,14 +14,18 @@ from trtllm_kvfix import native
 
 from .. import pauses
 from ..nanobind import bound
+from .cached import CachedBlocks
 from .core import BoundCore
+
+Found = tuple[int, int, str]  # block, slot, tier
 
 
 class UnlockedPins(BoundCore):
-    __slots__ = ("pin_counts", "pinned_hashes")
+    __slots__ = ("_cached", "pin_counts", "pinned_hashes")
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(events_max=CachedBlocks.EVENTS_MAX, **options)
+        self._cached = CachedBlocks(self.native)
         self.pin_counts: dict[int, int] = {}  # by block id
         self.pinned_hashes: dict[int, int] = {}  # of those that were asked for by hash
 
@@ -64,13 +68,12 @@ class UnlockedPins(BoundCore):
     ) -> list[dict[str, Any]]:
         """Looks first and counts afterwards: in between the block may get another owner."""
         assert window_size == self.window
-        wanted = {"host_pinned": "host", "device": "primary", "any": None}[tier]
-        found = self.native.find_and_pin_blocks_by_hash(block_hashes, tier=wanted, stop_on_miss=stop_on_miss)
-        for block in found:
-            if block is not None:
-                self.native.unpin_blocks_by_id([block.block_id], tier=block.tier)
+        wanted = {"host_pinned": ("host",), "device": ("primary",), "any": ("primary", "host")}[tier]
+        found = [self._find(block_hash, wanted) for block_hash in block_hashes]
+        if stop_on_miss and None in found:
+            found[found.index(None) :] = [None] * (len(found) - found.index(None))
         pauses.reach(pauses.PIN_FOUND)
-        return [self._pin_found(block_hash, block) for block_hash, block in zip(block_hashes, found, strict=True)]
+        return [self._pin_found(block_hash, place) for block_hash, place in zip(block_hashes, found, strict=True)]
 
     @bound
     def get_slot_idx_by_block_id(self, block_id: int, window_size: int, /) -> int:
@@ -99,15 +102,41 @@ class UnlockedPins(BoundCore):
         del layer
         return self._pools.secondary
 
+    def _store_computed(self, llm_request: Any) -> None:
+        super()._store_computed(llm_request)
+        if llm_request.request_id in self._lengths:
+            (block_ids, *_) = self.native.get_cache_block_ids(llm_request.request_id)
+            self._cached.stored(native.block_hashes(self._request(llm_request), self.native.config), block_ids)
+
+    @bound
+    def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool, /) -> None:
+        known = request_id in self._lengths
+        block_ids = self.native.get_cache_block_ids(request_id)[0] if known else []
+        super().remove_sequence(request_id, llm_request, pin_on_release)
+        if known:
+            hashes = native.block_hashes(self._request(llm_request, whole=True), self.native.config)
+            self._cached.stored(hashes, block_ids)
+
     # The steps.
 
-    def _pin_found(self, block_hash: int, block: native.PinnedBlock | None) -> dict[str, Any]:
-        answer: dict[str, Any] = {"block_hash": block_hash, "pinned": block is not None}
+    def _find(self, block_hash: int, tiers: Sequence[str]) -> Found | None:
+        block_id = self._cached.find(block_hash)
+        if block_id is None:
+            return None
+        try:
+            slot, tier = self._place_of(block_id)
+        except native.BlockInFlight:
+            return None
+        return (block_id, slot, tier) if tier in tiers else None
+
+    def _pin_found(self, block_hash: int, found: Found | None) -> dict[str, Any]:
+        answer: dict[str, Any] = {"block_hash": block_hash, "pinned": found is not None}
         answer |= dict.fromkeys(("found_tier", "block_id", "slot_idx"))
-        if block is not None:
-            self._count_pin(block.block_id)
-            self.pinned_hashes[block.block_id] = block_hash
-            answer |= {"found_tier": block.tier, "block_id": block.block_id, "slot_idx": block.slot}
+        if found is not None:
+            block_id, slot, tier = found
+            self._count_pin(block_id)
+            self.pinned_hashes[block_id] = block_hash
+            answer |= {"found_tier": tier, "block_id": block_id, "slot_idx": slot}
         return answer
 
     @contextmanager
@@ -150,11 +179,4 @@ class UnlockedPins(BoundCore):
     def standin_torn_pins(self) -> list[int]:
         """Blocks that are pinned, and hold something else than what was pinned."""
         pinned = list(self.pinned_hashes.items())
-        return [block_id for block_id, block_hash in pinned if not self._holds(block_id, block_hash)]
-
-    def _holds(self, block_id: int, block_hash: int) -> bool:
-        (found,) = self.native.find_and_pin_blocks_by_hash([block_hash])
-        if found is None:
-            return False
-        self.native.unpin_blocks_by_id([found.block_id], tier=found.tier)
-        return found.block_id == block_id
+        return [block_id for block_id, block_hash in pinned if self._cached.find(block_hash) != block_id]

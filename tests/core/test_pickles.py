@@ -1,73 +1,13 @@
-"""Pins that end themselves, and values that travel: pickles and texts."""
+"""Values that travel: pickles and texts."""
 
 import copy
-import gc
 import pickle
 
 import pytest
 
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, OutOfBlocks, Retention, SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockManagerConfig, Retention, SequenceRequest, block_hashes
 
-from .scenes import BLOCK, NO_HASH, SEED, begin, hashes, leave_behind, manager, prompt, run_transfers
-
-
-def owned(m: BlockManager) -> int:
-    return m.get_kv_cache_stats().windows[0].primary.owned
-
-
-def test_a_with_block_pins_for_as_long_as_it_lasts() -> None:
-    m = manager(primary=4)
-    leave_behind(m, 1, prompt(1, 2 * BLOCK))
-    with m.pins(hashes=[*hashes(prompt(1, 2 * BLOCK)), NO_HASH]) as pins:
-        assert (len(pins), len(pins.ids), owned(m), pins.released) == (2, 2, 2, False)
-        assert [tier for _, tier in pins.slots] == ["primary"] * 2
-        with pytest.raises(OutOfBlocks):
-            m.add_sequence(SequenceRequest(2, prompt(2, 3 * BLOCK)))
-    assert (owned(m), pins.released) == (0, True)
-    pins.release()
-
-
-def test_an_error_in_the_block_ends_the_pins_and_reaches_the_caller() -> None:
-    m = manager(primary=4)
-    begin(m, 1, prompt(1, BLOCK))
-    with pytest.raises(ZeroDivisionError), m.pins(request_id=1):
-        raise ZeroDivisionError
-    m.remove_sequence(1, store=False)
-    assert owned(m) == 0
-
-
-def test_a_forgotten_handle_releases_and_one_that_outlives_its_manager_does_nothing() -> None:
-    m = manager(primary=4)
-    begin(m, 1, prompt(1, BLOCK))
-    pins = m.pins(m.get_cache_block_ids(1)[0])
-    m.remove_sequence(1)
-    assert owned(m) == 1
-    del pins
-    gc.collect()
-    assert owned(m) == 0
-    begin(m, 2, prompt(2, BLOCK))
-    pins = m.pins(request_id=2)
-    del m
-    gc.collect()
-    assert pins.released
-    pins.release()
-
-
-def test_a_pin_that_somebody_else_ended_is_reported_once() -> None:
-    m = manager(primary=4)
-    begin(m, 1, prompt(1, BLOCK))
-    pins = m.pins(request_id=1)
-    m.unpin_blocks_by_id(pins.ids)
-    with pytest.raises(ValueError, match="pinned 0 times"):
-        pins.release()
-    pins.release()
-
-
-@pytest.mark.parametrize("arguments", [{}, {"ids": [0], "request_id": 1}, {"hashes": [NO_HASH], "request_id": 1}])
-def test_a_handle_is_of_one_kind_of_thing(arguments: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="one of ids, request_id and hashes"):
-        manager(primary=1).pins(**arguments)  # type: ignore[arg-type]
-
+from .scenes import BLOCK, SEED, manager, prompt, run_transfers
 
 CONFIGS = [
     BlockManagerConfig(tokens_per_block=4, blocks_primary=8, seed=SEED),
@@ -133,9 +73,6 @@ def test_what_is_answered_can_be_read_in_a_log() -> None:
     m.store_context_blocks(1, BLOCK)
     [event] = m.get_latest_events()
     assert f"block_hash={event.block_hash:#034x}" in repr(event) and "kind='stored'" in repr(event)
-    [found] = m.find_and_pin_blocks_by_hash([event.block_hash])
-    assert f"PinnedBlock(block_id={found and found.block_id}, slot=" in repr(found)
-    m.unpin_blocks_by_id([found.block_id] if found else [])
     m.suspend_sequence(1)
     assert repr(m.take_transfers()) == "TransferBatch(ticket=1, items=1)"
     stats = m.get_kv_cache_stats()
@@ -147,5 +84,4 @@ def test_what_is_answered_can_be_read_in_a_log() -> None:
     assert repr(m.get_request_stats(1)).startswith("RequestStats(tokens_reused=0, tokens_new=4")
     free = stats.free_num_blocks
     assert repr(m) == f"BlockManager(tokens_per_block=4, windows=1, blocks=2, free={free}, sequences=0)"
-    assert repr(m.pins([])) == "Pins(blocks=0, released=False)"
     run_transfers(m)
