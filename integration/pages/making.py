@@ -76,5 +76,5 @@ def races() -> Report:
     return Report(
         command=["trtllm-serve", "meta-llama/Llama-3.1-8B-Instruct", "--config", "server.yaml"],
         status=0, held=False, races=[race(certain=True, use="copy")], possible=[race(certain=False, use="kernel")],
-        suppressed=[], notes=["one process had no Python"], numbers=dict.fromkeys(NUMBERS, 3), processes=1,
+        suppressed=[], notes=["one process had no Python"], numbers=dict.fromkeys(NUMBERS, 3), processes=1, refused=0,
     )  # fmt: skip
