@@ -10,3 +10,25 @@ if [ -z "${KVFIX_WITHOUT_BOUND:-}" ]; then
     -DPython_EXECUTABLE="$(command -v python3)"
   cmake --build "$KVFIX_BOUND"
 fi
+# side_by_side 'pytest arguments' ...: each selection in a process of its own, at the same time, from the folder $site.
+# Shows pytest's output for failures.
+side_by_side() {
+  (
+    number=0
+    for selection in "$@"; do
+      number=$((number + 1))
+      # shellcheck disable=SC2086  # a selection is several arguments
+      (python3 -m pytest -q -p no:cacheprovider $selection >"said-$number" 2>&1 || touch "failed-$number") &
+    done
+    wait
+    status=0
+    number=0
+    for selection in "$@"; do
+      number=$((number + 1))
+      lines=1
+      [ ! -e "failed-$number" ] || { status=1 && lines=80; }
+      echo "$selection: $(tail -n "$lines" "said-$number")"
+    done
+    exit $status
+  )
+}

@@ -1,8 +1,7 @@
 #!/bin/sh
 # Runs selections of tests at the same time, each in its own process. For tests that take long and leave the GPU idle:
 #   integration/gpu/side_by_side.sh RESULTS_DIR 'pytest arguments' ['pytest arguments' ...]
-# Needs what run.sh needs. Writes rows to RESULTS_DIR, and shows pytest's output for failures. If the tree has no
-# history, KVFIX_COMMIT=<hash> names its commit.
+# Needs what run.sh needs. Writes rows to RESULTS_DIR. If the tree has no history, KVFIX_COMMIT=<hash> names its commit.
 set -u
 cd "$(dirname "$0")/../.."
 KVFIX_RESULTS=$(realpath "${1:?usage: side_by_side.sh RESULTS_DIR 'pytest arguments' ...}")
@@ -12,19 +11,4 @@ shift
 # The checkout must not shadow what was installed.
 cp -r integration bench tests "$site"/
 cd "$site" || exit 1
-status=0
-number=0
-for selection in "$@"; do
-  number=$((number + 1))
-  # shellcheck disable=SC2086  # a selection is several arguments
-  (python3 -m pytest -q -p no:cacheprovider $selection >"said-$number" 2>&1 || touch "failed-$number") &
-done
-wait
-number=0
-for selection in "$@"; do
-  number=$((number + 1))
-  lines=1
-  [ ! -e "failed-$number" ] || { status=1 && lines=80; }
-  echo "$selection: $(tail -n "$lines" "said-$number")"
-done
-exit $status
+side_by_side "$@"
