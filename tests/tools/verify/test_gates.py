@@ -1,5 +1,6 @@
 """Gates: opened in any case, and by the watchdog where nobody else could."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -59,3 +60,26 @@ def test_two_gates_one_after_the_other_are_not_taken_for_one(device: Device, str
         hold(gates, stream, looks=1)
     with pytest.raises(StuckBehindGate):
         hold(gates, stream, looks=2)
+
+
+class Freed:
+    """Pinned memory of an earlier arm, in a circle: a driver waits for all streams before it frees such memory."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self.device, self.stream, self.itself = device, stream, self
+
+    def __del__(self) -> None:
+        self.device.synchronize(self.stream)
+
+
+def test_nothing_is_collected_behind_a_gate(device: Device, stream: int) -> None:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10)
+    try:
+        with Gates(device, held_s_max=0.5) as gates, gates.closed(stream):
+            Freed(device, stream)
+            assert [[] for _ in range(100)]  # enough for a collection
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+    assert gc.isenabled()

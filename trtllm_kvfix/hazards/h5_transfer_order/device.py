@@ -113,6 +113,12 @@ class Ordered(Unordered):
         self.streams.device.destroy_event(self.computed)
 
 
+def made_pool(pools: list[HostPool], device: Device, block_bytes: int, _: object) -> HostPool:
+    # Two rounds fit: what the last one stored gives way to the next.
+    pools.append(HostPool(device, host_bytes=2 * BLOCKS * block_bytes, block_bytes=block_bytes))
+    return pools[-1]
+
+
 class Connector(Mover):
     """Both sides of the offload connector, its host pool, lanes and index, and as much of an executor as they need.
 
@@ -124,16 +130,12 @@ class Connector(Mover):
         self._streams = streams
         self._computes = streams.compute if ordered else streams.copy  # as far as the connector knows
         settings, self._link = OffloadSettings(), Link()
-        self._worker = OffloadWorker(settings, self._link, OneRank(), self._make_pool)
+        self._pools: list[HostPool] = []
+        self._worker = OffloadWorker(settings, self._link, OneRank(), partial(made_pool, self._pools))
         self._worker.register(streams.device, [streams.blocks])
         self._scheduler = OffloadScheduler(settings, TOKENS_PER_BLOCK, self._link, Switches(None))
         self._contents = self._requests = 0
         self._pending = False
-
-    def _make_pool(self, device: Device, block_bytes: int, _: object) -> HostPool:
-        # Two rounds fit: what the last one stored gives way to the next.
-        self._pool = HostPool(device, host_bytes=2 * BLOCKS * block_bytes, block_bytes=block_bytes)
-        return self._pool
 
     def offer(self, contents: NDArray[np.uint32]) -> None:
         device, compute = self._streams.device, self._streams.compute
@@ -154,7 +156,8 @@ class Connector(Mover):
         self._begin(None, self._computes)
 
     def stored(self) -> NDArray[np.uint32]:
-        words = (ctypes.c_uint32 * (self._pool.bytes // 4)).from_address(self._pool.address)
+        (pool,) = self._pools
+        words = (ctypes.c_uint32 * (pool.bytes // 4)).from_address(pool.address)
         slots: NDArray[np.uint32] = np.ctypeslib.as_array(words).reshape(-1, BLOCK_WORDS)
         return slots[list(self._step.stores[0].slots)].copy()
 

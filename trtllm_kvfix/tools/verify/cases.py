@@ -1,6 +1,7 @@
 """All cases, and how one is run: every iteration holds the device, overwrites the source, and lets go."""
 
 import difflib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,10 +79,11 @@ class Gates:
         with self._lock:
             self._gate = self._device.close_gate(stream)
             self._closed += 1
-        try:
-            yield
-        finally:
-            self.open()
+        with collecting_nothing():
+            try:
+                yield
+            finally:
+                self.open()
 
     def open(self) -> None:
         with self._lock:
@@ -109,6 +111,18 @@ class Gates:
     def _watch(self) -> None:
         while not self._stopping.wait(self._held_s_max):
             self.look()
+
+
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """A collection may free memory of an earlier arm, and a driver waits for all streams before it does."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)
