@@ -15,11 +15,15 @@ namespace harm {
 constexpr std::size_t kPage = 4096;
 
 template <typename... Arguments>
-void call(const char* name, Arguments... arguments) {
+int tried(const char* name, Arguments... arguments) {
     static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
     auto function = reinterpret_cast<int (*)(Arguments...)>(library == nullptr ? nullptr : dlsym(library, name));
-    const int result = function == nullptr ? -1 : function(arguments...);
-    if (result != 0) {
+    return function == nullptr ? -1 : function(arguments...);
+}
+
+template <typename... Arguments>
+void call(const char* name, Arguments... arguments) {
+    if (const int result = tried(name, arguments...); result != 0) {
         std::printf("%s answers %d\n", name, result);
         std::exit(90);
     }
@@ -29,16 +33,17 @@ void call(const char* name, Arguments... arguments) {
 struct Cuda {
     Cuda() {
         int device = 0;
-        void* context = nullptr;
         call("cuInit", 0U);
         call("cuDeviceGet", &device, 0);
         call("cuDevicePrimaryCtxRetain", &context, device);
-        call("cuCtxSetCurrent", context);
+        use();
         call("cuStreamCreate", &stream, 1U);
         call("cuMemAlloc_v2", &memory, kBytes);
         gate = reinterpret_cast<volatile std::uint32_t*>(pinned(kPage));
         call("cuMemHostGetDevicePointer_v2", &gate_of_device, const_cast<std::uint32_t*>(gate), 0U);
     }
+    // In each further thread, before its first call.
+    void use() { call("cuCtxSetCurrent", context); }
     char* pinned(std::size_t bytes) {
         void* result = nullptr;
         call("cuMemHostAlloc", &result, bytes, 3U);
@@ -56,6 +61,7 @@ struct Cuda {
     }
 
     static constexpr std::size_t kBytes = std::size_t{1} << 20;
+    void* context = nullptr;
     void* stream = nullptr;
     unsigned long long memory = 0;
     volatile std::uint32_t* gate = nullptr;

@@ -23,7 +23,7 @@ struct Graph {
     std::vector<Copied> copies;
 };
 
-void* current = nullptr;
+thread_local void* current = nullptr;
 
 }  // namespace
 

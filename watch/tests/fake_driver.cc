@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int kInvalid = 1, kCaptureUnsupported = 900;
+constexpr int kInvalid = 1, kInvalidContext = 201, kCaptureUnsupported = 900;
 
 using hostrace::cupti::Callback;
 using hostrace::cupti::CallbackData;
@@ -38,7 +38,7 @@ int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
     if (tell) {
         subscriber(subscriber_data, 1, id, &data);
     }
-    result = body();
+    result = current == nullptr ? kInvalidContext : body();  // as the driver answers a thread without a context
     data.site = 1;
     if (tell) {
         subscriber(subscriber_data, 1, id, &data);
