@@ -1,11 +1,20 @@
 #include "device/cuda_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 namespace kvfix::cuda {
+namespace {
+
+std::size_t whole_pages(std::size_t bytes) {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    return (bytes + page - 1) / page * page;
+}
+
+}  // namespace
 
 void* PinnedMaps::map(std::size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -14,7 +23,8 @@ void* PinnedMaps::map(std::size_t bytes) {
                           std::strerror(errno) + "; usual cause: a size of 0, or a limit on the process (ulimit -v)");
     }
     try {
-        register_host(context_, memory, bytes);
+        // The driver pins whole pages in any case. A tool that watches host memory learns that the last is ours alone.
+        register_host(context_, memory, whole_pages(bytes));
     } catch (...) {
         munmap(memory, bytes);
         throw;
