@@ -221,6 +221,7 @@ PROGRAM(exit_while_threads_copy) {
 
 // A copy of the page has ended, and nobody has waited for it: the page is still protected.
 char* stale_page(Cuda& cuda) {
+    cuda.use();
     char* page = cuda.pinned(kPage);
     cuda.close();
     cuda.send(page, 256);
@@ -342,7 +343,7 @@ PROGRAM(sigsuspend_with_everything_else_blocked) {
     sigset_t most;
     sigfillset(&most);
     pthread_sigmask(SIG_SETMASK, &most, nullptr);
-    kill(getpid(), SIGUSR1);
+    pthread_kill(pthread_self(), SIGUSR1);  // to the process, a thread of the driver might take it
     sigdelset(&most, SIGUSR1);
     sigsuspend(&most);
     std::printf("wrote %d\n", page[3]);
