@@ -23,8 +23,6 @@ struct Graph {
     std::vector<Copied> copies;
 };
 
-thread_local void* current = nullptr;
-
 }  // namespace
 
 API cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }

@@ -29,6 +29,7 @@ void* subscriber_data = nullptr;
 std::bitset<1024> enabled;
 int failed = 0;  // calls that spoiled a capture
 char context;
+thread_local void* current = nullptr;
 
 template <typename Arguments, typename Body>
 int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
