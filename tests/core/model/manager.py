@@ -1,5 +1,6 @@
 """The model's face: the methods of BlockManager, with blocks where the real one has ids."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from . import asking, chunks, conservation, growth, pins, preemption, pruning, storing, transfers
@@ -93,6 +94,13 @@ class ModelManager:
         fit(self.state, plans)
         return within_budget(plans, tokens_new_max)
 
+    def named_once(self, ids: list[int]) -> Iterator[Sequence]:
+        for position, request_id in enumerate(ids):
+            seq = self.sequence(request_id)
+            if request_id in ids[:position]:
+                raise ValueError(f"request {request_id} is named twice")
+            yield seq
+
     def add_tokens(
         self,
         ids: list[int],
@@ -102,10 +110,7 @@ class ModelManager:
     ) -> None:
         grown: list[growth.Growth] = []
         at = 0
-        for position, (request_id, count) in enumerate(zip(ids, counts, strict=True)):
-            seq = self.sequence(request_id)
-            if request_id in ids[:position]:
-                raise ValueError(f"request {request_id} is named twice")
+        for position, (seq, count) in enumerate(zip(self.named_once(ids), counts, strict=True)):
             prompt = len(seq.request.tokens)
             more = max(seq.length + count, prompt) - max(seq.length, prompt)
             values = None if tokens is None else tokens[at : at + more]
