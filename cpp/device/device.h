@@ -89,8 +89,7 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual void wait(EventHandle event) = 0;  // blocks this thread
     virtual void make_wait(StreamHandle stream, EventHandle event) = 0;
 
-    // Pinned memory, zeroed, of exactly this many bytes. Whole pages are mapped, but the size is not rounded up
-    // further.
+    // Pinned memory, zeroed. Whole pages are mapped and pinned, but the size is not rounded up further.
     virtual void* map_pinned(std::size_t bytes) = 0;
     virtual void unmap_pinned(void* memory, std::size_t bytes) = 0;
     // Pins memory that the caller owns.

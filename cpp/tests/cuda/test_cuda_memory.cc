@@ -1,6 +1,7 @@
-// Pinned memory: of exact size, and kept if the driver does not let go of it.
+// Pinned memory: in whole pages, and kept if the driver does not let go of it.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -13,6 +14,11 @@ namespace {
 
 constexpr std::size_t kBytes = 5000;  // no multiple of a page
 
+std::size_t whole_pages() {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    return (kBytes / page + 1) * page;
+}
+
 class CudaMemory : public CudaTest {
   protected:
     Driver driver_{kLibrary};
@@ -22,10 +28,10 @@ class CudaMemory : public CudaTest {
 
 bool mapped(void* memory) { return msync(memory, kBytes, MS_ASYNC) == 0; }
 
-TEST_F(CudaMemory, IsRegisteredWithTheExactSizeAndZeroed) {
+TEST_F(CudaMemory, IsRegisteredInWholePagesAndZeroed) {
     auto* memory = static_cast<std::byte*>(maps_.map(kBytes));
     const auto address = reinterpret_cast<std::uintptr_t>(memory);
-    EXPECT_EQ(state().registered, (std::map<std::uintptr_t, std::size_t>{{address, kBytes}}));
+    EXPECT_EQ(state().registered, (std::map<std::uintptr_t, std::size_t>{{address, whole_pages()}}));
     EXPECT_EQ(state().register_flags, kRegisterPortable | kRegisterDeviceMap);
     EXPECT_TRUE(std::ranges::all_of(std::span(memory, kBytes), [](std::byte byte) { return byte == std::byte{0}; }));
     EXPECT_EQ(device_address(context_, memory), address);
@@ -37,7 +43,8 @@ TEST_F(CudaMemory, IsRegisteredWithTheExactSizeAndZeroed) {
 TEST_F(CudaMemory, NothingStaysMappedWhenItCannotBeRegistered) {
     state().answers["cuMemHostRegister"] = kErrorOutOfMemory;
     const std::string error = error_of([&] { maps_.map(kBytes); });
-    EXPECT_NE(error.find(", 5000, 3): CUDA_ERROR_OF_TEST (2)"), std::string::npos) << error;
+    EXPECT_NE(error.find(", " + std::to_string(whole_pages()) + ", 3): CUDA_ERROR_OF_TEST (2)"), std::string::npos)
+        << error;
     EXPECT_NE(error.find("usual cause: less memory is free"), std::string::npos) << error;
 }
 
