@@ -18,9 +18,11 @@ PUBLISHED = {
     "1.3.0rc12.post1": "B2",
     "1.3.0rc13": "C",
     "1.3.0rc15.post1": "C",
+    "1.3.0rc19": "C or D",
     "1.3.0rc22.post1": "D",
     "1.3.0rc29": "D",
     "1.4.0rc1": "D or N",
+    "1.4.0rc4": "D or N",
     "1.2.1+cu130": "B",
 }
 
@@ -31,7 +33,7 @@ def test_release_is_found(version: str, shown: str) -> None:
     assert found is not None and found.shown == shown
 
 
-@pytest.mark.parametrize("version", [None, "", "1.0.0", "1.3.0", "1.4.0rc2", "0.0.0+standin.B", "main"])
+@pytest.mark.parametrize("version", [None, "", "1.0.0", "1.3.0", "1.4.0rc5", "0.0.0+standin.B", "main"])
 def test_what_is_not_on_the_list_is_not_guessed(version: str | None) -> None:
     assert releases.of(version) is None
 

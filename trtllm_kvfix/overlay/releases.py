@@ -37,10 +37,10 @@ KNOWN = (
     Releases("1.3.0rc0", "1.3.0rc5.post2", ("B",), "source of February 2026; T#12818 takes T#12673 to rc5.post2"),
     Releases("1.3.0rc6", "1.3.0rc10", ("B", "B2"), "contexts were split into two lists in between; not read"),
     Releases("1.3.0rc11", "1.3.0rc12.post1", ("B2",), "published within days of T#13029 being proposed"),
-    Releases("1.3.0rc13", "1.3.0rc19", ("C",), "T#13029 was merged in April 2026, T#15546 proposed on 23 June"),
-    Releases("1.3.0rc20", "1.3.0rc20", ("C", "D"), "named on the day on which T#15546 was proposed"),
+    Releases("1.3.0rc13", "1.3.0rc18", ("C",), "T#13029 was merged in April 2026, T#15546 proposed on 23 June"),
+    Releases("1.3.0rc19", "1.3.0rc20", ("C", "D"), "the page of rc19, of 23 June 2026, lists T#14881"),
     Releases("1.3.0rc21", "1.3.0rc29", ("D",), "source of July and August 2026 has the features of D"),
-    Releases("1.4.0rc0", "1.4.0rc1", ("D", "N"), "published in October 2026; the newest source has the features of N"),
+    Releases("1.4.0rc0", "1.4.0rc4", ("D", "N"), "from October 2026 on; V2 is the default since rc1, T#17495"),
 )
 
 
