@@ -46,13 +46,13 @@ cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUI
 	-DKVFIX_WERROR=$(WERROR) $(2)
 cpp_build = $(cpp_configure) && cmake --build build/$(1) $(if $(3),--target $(3)) -- --quiet
 # $(call tests,ON) builds the C++ tests and insists on GoogleTest. With OFF it may be absent.
-tests = -DKVFIX_BUILD_TESTS=ON -DKVFIX_REQUIRE_GTEST=$(1) $(GTEST_ARGS)
+tests = -DKVFIX_BUILD_TESTS=ON -DKVFIX_REQUIRE_GTEST=$(1) -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='$(quick_flags)' $(GTEST_ARGS)
 # A sanitized build runs only on the simulated device, so compiling CUDA kernels would waste time.
 no_gpu := -DKVFIX_KERNELS=OFF
-# $(call sanitized,thread): with -O2 the compiler needs half as long again. With -Og and AddressSanitizer, gcc takes
-# buffers that are given to be written for variables that are read. clang, which builds the fuzzers, does not know the
-# warning.
-quick_flags := -Og -g -DNDEBUG -Wno-unknown-warning-option -Wno-maybe-uninitialized
+# With -O2 and all of -g the compiler needs almost twice as long. Lines are enough for a stack. With -Og and
+# AddressSanitizer, gcc takes buffers that are given to be written for variables that are read. clang, which builds the
+# fuzzers, does not know the warning.
+quick_flags := -Og -g1 -DNDEBUG -Wno-unknown-warning-option -Wno-maybe-uninitialized
 sanitized = $(no_gpu) -DKVFIX_SANITIZE=$(1) -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='$(quick_flags)'
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
