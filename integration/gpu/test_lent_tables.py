@@ -126,7 +126,7 @@ def test_without_the_wait_the_table_is_written_while_it_is_read(
     llm_args: dict[str, Any], fix_id: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(OffsetStager, "settle", lambda _: None)
-    monkeypatch.setattr(lending.Lender, "put_away", lambda _: None)
+    monkeypatch.setattr(lending, "PUT_AWAY", ())
     with standing_in("C"), applied(fix_id), busy_copy_engine():
         steps, _, what = corruptions(llm_args, CONTROL_ITERATIONS)
     note(request.node.callspec.id, fix_id, "no_wait", steps, 0, 0, what["block offsets"])

@@ -31,6 +31,10 @@ class Loans:
         wrong = f"{self.overwritten} of {self.made} tables were written while they were lent"
         return [wrong] if self.overwritten else []
 
+    @property
+    def unsettled(self) -> int:
+        return sum(map(len, self._read.values()))
+
     def ship(self, stager: OffsetStager, table: Any) -> None:
         self.made += 1
         live = table if isinstance(table, np.ndarray) else table.numpy()

@@ -71,7 +71,7 @@ def test_nobody_writes_what_is_lent(llm_args: dict[str, Any], copies: Loans) -> 
 
 
 def test_without_putting_them_away_the_rows_are_written(copies: Loans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending.Lender, "put_away", lambda _: None)
+    monkeypatch.setattr(lending, "PUT_AWAY", ())
     serve(V2)
     assert copies.overwritten > copies.made / 2
 
@@ -265,6 +265,67 @@ def test_a_reader_that_comes_late_takes_nothing_from_the_call_that_is_on() -> No
     lent.leave(mine)
     assert stager.settled == 0 and not set(lending.PUT_AWAY) & set(vars(manager))
     assert manager.impl is not None and stager.settled == 1
+
+
+def test_a_call_that_is_on_while_the_fix_is_taken_off_waits_for_its_copy() -> None:
+    """Nobody will bring back what it puts away, and no writer would find a borrower."""
+    manager, lent, stager = plain_manager(), lending.Lending(fuse.of(ID)), Stager()
+    mine = lent.during(manager)
+    assert mine is not None
+    mine.lend_to(stager)  # type: ignore[arg-type]
+    lent.end_all()
+    lent.leave(mine)
+    assert stager.settled == 1 and set(lending.PUT_AWAY) <= set(vars(manager))
+    assert lent.during(manager) is None
+
+
+def test_a_second_call_on_the_manager_takes_nothing_from_the_one_that_is_on() -> None:
+    manager, lent, stagers = plain_manager(), lending.Lending(fuse.of(ID)), [Stager(), Stager()]
+    mine = lent.during(manager)
+    assert mine is not None
+    mine.lend_to(stagers[0])  # type: ignore[arg-type]
+    second = threading.Thread(target=lent_by_a_call, args=(lent, manager, stagers[1]), daemon=True)
+    second.start()
+    second.join(WATCHDOG_S)
+    lent.leave(mine)
+    assert [each.settled for each in stagers] == [1, 0], "the rows are put away for one, so the other has to wait"
+    assert manager.impl is not None and [each.settled for each in stagers] == [1, 1]
+
+
+def test_the_fix_that_comes_again_lends_by_a_lender_of_its_own(registry: Registry) -> None:
+    """A manager keeps the lender of the fix before, which a revert of this one does not know."""
+    bench = shipped()
+    for _ in range(2):
+        assert not set(lending.PUT_AWAY) & set(vars(bench.manager))
+        assert registry.revert() == []
+        assert set(lending.PUT_AWAY) <= set(vars(bench.manager))
+        registry.apply(only(ID, tuning=FixSettings(staging_mode="early_copy")), Upstream(), at_last=True)
+        for _ in range(3):
+            with bench.tensors.on(bench.stream):
+                bench.manager.copy_batch_block_offsets(bench.destinations[0], [0, 1], 1, 2, 2)
+
+
+def test_rows_that_a_call_lends_while_all_is_reverted_are_not_written(
+    registry: Registry, copies: Loans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = shipped()
+    lend_to = lending.Lender.lend_to
+
+    def then_revert(lender: lending.Lender, stager: OffsetStager) -> None:
+        lend_to(lender, stager)
+        other = threading.Thread(target=registry.revert, daemon=True)
+        other.start()
+        other.join(WATCHDOG_S)
+
+    made = copies.made
+    with monkeypatch.context() as patch:
+        patch.setattr(lending.Lender, "lend_to", then_revert)
+        with bench.tensors.on(bench.stream):
+            bench.manager.copy_batch_block_offsets(bench.destinations[0], [0, 1], 1, 2, 2)
+    assert copies.made == made + 1 and set(lending.PUT_AWAY) <= set(vars(bench.manager))
+    cache = bench.manager.kv_cache_map[0]
+    cache.resize(cache.capacity + 3 * bench.manager.tokens_per_block)
+    assert copies.unsettled == 0 and copies.overwritten == 0
 
 
 class Contended:

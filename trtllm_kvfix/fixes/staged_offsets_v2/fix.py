@@ -382,7 +382,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     if not unscaled:
         made.append(Replacement(Seam(module.__name__, COPY), staged.copy))
         made += [
-            Replacement(Seam(module.__name__, f"KVCacheManagerV2.{name}"), way_back(name), staged.lending.take_all_back)
+            Replacement(Seam(module.__name__, f"KVCacheManagerV2.{name}"), way_back(name), staged.lending.end_all)
             for name in PUT_AWAY
             if not up.has(module, f"KVCacheManagerV2.{name}")
         ]

@@ -7,8 +7,10 @@ and a descriptor of its class, which an attribute of the instance hides, answers
 puts all three back and returns the one that was asked for. While nothing is lent, it costs nothing.
 
 The lock of a `Lender` guards what it keeps, and is held over a wait for the copy and the look-up behind it; the GIL is
-not held during that wait. The thread that makes the calls sets the borrower and the way outside the lock: between
-`begin` and `put_away` nothing is put away, so no reader of an attribute takes anything back.
+not held during that wait. What a call lends is known to its thread alone until the call returns, and then becomes the
+borrower, under the lock. So whoever takes the attributes back meanwhile, such as a revert, takes nothing from the call;
+a call that returns after a revert waits for its copy. The way is set outside the lock: between `begin` and `put_away`
+nothing is put away, so no reader of an attribute comes here.
 """
 
 import inspect
@@ -38,7 +40,9 @@ class Lender:
         self._failed = failed
         self._lock = threading.RLock()
         self._home = HomeProcess()
-        self._borrower: OffsetStager | None = None
+        self._call = threading.local()  # `lent`: to whom the call that is on has lent
+        self._borrower: OffsetStager | None = None  # who reads while the attributes are put away
+        self.over = False  # its fix has been taken off, and nothing is put away any more
         self._kept: dict[str, Any] = {}
         self.way: Way | None = None  # of the last launch that lent
 
@@ -54,14 +58,20 @@ class Lender:
             self.way = None
 
     def lend_to(self, stager: OffsetStager) -> None:
-        self._borrower = stager
+        self._call.lent = stager
 
     def put_away(self) -> None:
+        lent: OffsetStager | None = vars(self._call).pop("lent", None)
         manager = self._manager()
+        if lent is None or manager is None:
+            return
         with self._lock:
-            if self._borrower is not None and manager is not None:
-                for name in PUT_AWAY:  # one by one: should one be missing, the others are still known
-                    self._kept[name] = vars(manager).pop(name)
+            if self.over or self._borrower is not None:
+                self._wait_for(lent)
+                return
+            self._borrower = lent
+            for name in PUT_AWAY:  # one by one: should one be missing, the others are still known
+                self._kept[name] = vars(manager).pop(name)
 
     def take_back(self) -> None:
         with self._lock:
@@ -69,6 +79,11 @@ class Lender:
             if borrower is not None:
                 self._wait_for(borrower)
             self._put_back()
+
+    def end(self) -> None:
+        with self._lock:
+            self.over = True
+            self.take_back()
 
     def find(self, manager: Any, name: str) -> Any:
         """Give the attributes back to upstream, and return this one. In one go: the next call may put them away. In a
@@ -109,8 +124,8 @@ class Lender:
 
 
 class Lending:
-    """Finds the lender of a call. A manager that keeps its attributes in another way has none, and after a fault no
-    manager has one: then each call waits for its copy."""
+    """Finds the lender of a call. A manager that keeps its attributes in another way has none, and after a fault, or at
+    the end of the fix, no manager has one: then each call waits for its copy."""
 
     def __init__(self, tried: Fuse) -> None:
         self._tried = tried
@@ -122,7 +137,9 @@ class Lending:
         """The manager's lender, with nothing lent; for the launches of this thread until `leave`. It raises nothing."""
         try:
             mine = vars(manager)
-            lender: Lender | None = None if self._over else mine.get(LENDER) or self._made_for(manager)
+            lender: Lender | None = None if self._over else mine.get(LENDER)
+            if not self._over and (lender is None or lender.over):  # that one was of a fix that has been taken off
+                lender = self._made_for(manager)
             if lender is not None:
                 lender.begin(mine)
         except Exception as error:
@@ -136,6 +153,8 @@ class Lending:
             return None
         lender = vars(manager)[LENDER] = Lender(manager, self._failed)
         self._lenders.add(lender)
+        if self._over:  # since it was asked, so `end_all` may have missed this one
+            lender.end()
         return lender
 
     def _failed(self, error: Exception) -> None:
@@ -149,6 +168,7 @@ class Lending:
             lender.put_away()
         except Exception as error:
             self._failed(error)
+            finish()  # what has been lent may be known to the call alone
             lender.take_back()
 
     def lender(self) -> "Lender | None":
@@ -156,9 +176,11 @@ class Lending:
         lender: Lender | None = getattr(self._in_call, "lender", None)
         return lender
 
-    def take_all_back(self) -> None:
+    def end_all(self) -> None:
+        """The fix is taken off: nothing is lent any more, also by calls that are on."""
+        self._over = True
         for lender in self._lenders.all():
-            lender.take_back()
+            lender.end()
 
 
 def _is_as_known(manager: Any) -> bool:
