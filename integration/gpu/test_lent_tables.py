@@ -28,7 +28,7 @@ from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.staging import OffsetStager  # noqa: E402
 
 ITERATIONS = 10_000
-CONTROL_ITERATIONS = 500
+CONTROL_ITERATIONS = 3_000
 SHIPMENTS_A_CAPTURE = 20
 BUSY_BYTES = 64 << 20
 FIGURES = ("iterations", "late_copies", "captures", "offsets_corrupt")
