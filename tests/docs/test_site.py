@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tools.docs import pictures
+from tools.docs import layers, pictures
 from tools.docs.hooks import ELSEWHERE, without_outside_links
 from trtllm_kvfix import errors, native, staging
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
@@ -27,6 +27,10 @@ def test_pictures_are_what_the_script_draws() -> None:
     assert {path.stem for path in pictures.FOLDER.glob("*.svg")} == set(drawn)
     stale = [name for name, text in drawn.items() if (pictures.FOLDER / f"{name}.svg").read_text() != text]
     assert stale == [], "run `python -m tools.docs.pictures`"
+
+
+def test_the_picture_of_the_packages_is_what_the_table_of_layers_says() -> None:
+    assert layers.FILE.read_text() == layers.drawn(), "run `python -m tools.docs.layers`"
 
 
 @pytest.mark.parametrize("page", HAZARDS, ids=lambda page: page.stem)
