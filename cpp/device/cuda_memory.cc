@@ -1,20 +1,13 @@
 #include "device/cuda_memory.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "device/pages.h"
+
 namespace kvfix::cuda {
-namespace {
-
-std::size_t whole_pages(std::size_t bytes) {
-    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    return (bytes + page - 1) / page * page;
-}
-
-}  // namespace
 
 void* PinnedMaps::map(std::size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -24,7 +17,7 @@ void* PinnedMaps::map(std::size_t bytes) {
     }
     try {
         // The driver pins whole pages in any case. A tool that watches host memory learns that the last is ours alone.
-        register_host(context_, memory, whole_pages(bytes));
+        register_host(context_, memory, rounded_up(bytes, page_bytes_here()));
     } catch (...) {
         munmap(memory, bytes);
         throw;

@@ -12,6 +12,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "device/pages.h"
+
 namespace kvfix {
 namespace {
 
@@ -19,10 +21,6 @@ constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr int kPreferNode = 1;  // MPOL_PREFERRED: a node that is full does not kill the process
 constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-
-std::size_t page_bytes_here() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
-
-std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 [[noreturn]] void refuse(const std::string& what, std::size_t bytes) {
     throw DeviceError("host pool: " + what + " of " + std::to_string(bytes) + " bytes: " + std::strerror(errno) +
