@@ -30,7 +30,7 @@ def test_pictures_are_what_the_script_draws() -> None:
 
 
 def test_the_picture_of_the_packages_is_what_the_table_of_layers_says() -> None:
-    assert layers.FILE.read_text() == layers.drawn(), "run `python -m tools.docs.layers`"
+    assert layers.FILE.read_text() == layers.drawn(), "run `python -m tools.docs.pictures`"
 
 
 @pytest.mark.parametrize("page", HAZARDS, ids=lambda page: page.stem)

@@ -6,6 +6,7 @@ log and the like) is left out as well, but what is imported through it is shown.
 
 from collections.abc import Iterator, Mapping
 from html import escape
+from itertools import takewhile
 
 from tests.layers import PACKAGE, ROOT, table
 from tools.docs.svg import MARGIN, picture, text
@@ -14,7 +15,6 @@ FILE = ROOT / "docs" / "layers.svg"
 SHOWN_MODULES = {"native", "process", "subclasses"}
 WIDTH, HEIGHT = 156, 34  # of a box
 ACROSS, DOWN = 36, 44  # from box to box
-ONE = {"errors", "native"}  # they import each other, which docs/design.md explains
 SAYS = {
     "native": "the C++ core",
     "metrics": "what fixes count",
@@ -43,7 +43,8 @@ class Graph:
     def below(self, name: str) -> set[str]:
         """All that it imports, directly or not."""
         found: set[str] = set()
-        for each in self._known[name] - (ONE if name in ONE else set()):
+        above = set(takewhile(name.__ne__, self._known))  # `native` and `errors` import each other
+        for each in self._known[name] & above:
             found |= {each} | self.below(each)
         return found
 
@@ -86,11 +87,3 @@ def box(name: str, x: float, y: float) -> Iterator[str]:
     yield f'<rect class="slot" x="{x - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="4"/>'
     yield text(x, y + 14, name, "title", "middle")
     yield text(x, y + 29, SAYS[name], "soft", "middle")
-
-
-def main() -> None:
-    FILE.write_text(drawn())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Draws the picture of each hazard in docs/hazards/pictures.
+"""Draws the picture of each hazard in docs/hazards/pictures, and that of the packages.
 
     python -m tools.docs.pictures            # from what was recorded; a test compares the files
     python -m tools.docs.pictures --record   # runs `verify` and `demo` on the simulated device once more
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.docs import admission
+from tools.docs import admission, layers
 from tools.docs.svg import LINE, MARGIN, lane, picture, text, wrapped
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, SceneOutcome
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome
@@ -150,6 +150,7 @@ def main() -> None:
         RECORD.write_text(json.dumps(record(), indent=1) + "\n")
     for name, drawing in all_pictures(json.loads(RECORD.read_text())):
         (FOLDER / f"{name}.svg").write_text(drawing)
+    layers.FILE.write_text(layers.drawn())
 
 
 if __name__ == "__main__":
