@@ -137,8 +137,10 @@ class Lending:
         """The manager's lender, with nothing lent; for the launches of this thread until `leave`. It raises nothing."""
         try:
             mine = vars(manager)
-            lender: Lender | None = None if self._over else mine.get(LENDER)
-            if not self._over and (lender is None or lender.over):  # that one was of a fix that has been taken off
+            lender: Lender | None = mine.get(LENDER)
+            if self._over:
+                lender = None
+            elif lender is None or lender.over:  # that one was of a fix that has been taken off
                 lender = self._made_for(manager)
             if lender is not None:
                 lender.begin(mine)
