@@ -102,7 +102,11 @@ def steps(copy: Path) -> Iterator[tuple[str, list[str]]]:
     yield "a scenario", pages
     put(copy / "docs" / "support.md", "| `nixl-listener` | H6 |", f"| `{ID}` | H2 |\n")
     put(copy / "docs" / "hazards" / "README.md", "| [H3]", f"| [H2](page) | what | `{ID}` |\n")
-    put(copy / "README.md", "| the same with `KVCacheManagerV2`", f"| nothing | [H2](page) | `{ID}` |\n")
+    put(
+        copy / "README.md",
+        "| the same with `KVCacheManagerV2`, the default since 1.4.0rc1 |",
+        f"| nothing | [H2](page) | `{ID}` |\n",
+    )
     yield "tables", ["`When a fix fails`", "`selfcheck`", "`observe`"]
     put(copy / "docs" / "support.md", "| `nixl-listener` | the arguments", f"| `{ID}` | nothing |\n")
     put(copy / "docs" / "rollout.md", "| `listener` | `nixl-listener` |", f"| `spare` | `{ID}` |\n")
