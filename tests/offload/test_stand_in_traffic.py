@@ -95,21 +95,23 @@ def mark_of(idle: int) -> Callable[[Transfers, int], Mark]:
 
 
 class Disturbance:
-    """Plants a fault for a while, again and again."""
+    """Plants a fault again and again, each time for a while and until a transfer has met it."""
 
     def __init__(self, server: OffloadServer, fault: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bench: Any = SimpleNamespace(worker=server.worker, device=server.device)
         self.fault, self.direction, self.patch = fault, direction, monkeypatch
         self.planted = 0
+        self._missed_before = -1.0  # what had been missed when the fault was planted
 
     def __call__(self, chance: random.Random) -> None:
-        if chance.random() < 0.9:
+        if chance.random() < 0.9 or transfers_missed() == self._missed_before:
             return
         self.patch.undo()
         heal(self.bench)
         if chance.random() < 0.5:
             FAULTS[self.fault](self.patch, self.bench, self.direction)
             self.planted += 1
+            self._missed_before = transfers_missed()
 
 
 @pytest.mark.parametrize("direction", ["store", "load"])
