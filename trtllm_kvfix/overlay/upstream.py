@@ -39,6 +39,7 @@ NIXL_ADAPTERS = (
     f"{_EXECUTOR}.remote_g2_raw_nixl_adapter",
 )
 NIXL = "nixl"
+DEEPSEEK_V4 = f"{PACKAGE}._torch.attention_backend.sparse.deepseek_v4.cache_manager"
 STEP_COPIES = f"{PACKAGE}._torch.cute_dsl_kernels.spec_step_copies.op"
 
 

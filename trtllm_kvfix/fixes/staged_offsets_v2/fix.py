@@ -11,7 +11,8 @@ For comparison with the offsets that arrive, those that a launch should write ar
 """
 
 import ast
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +31,7 @@ from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
-from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
+from trtllm_kvfix.overlay.upstream import DEEPSEEK_V4, RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
 from trtllm_kvfix.staging import Mark, OffsetStager, current_place, in_use
 from trtllm_kvfix.staging.read_back import BAD_PAGE, OBSERVED_EVERY, ReadBack, Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
@@ -244,6 +245,135 @@ def _private(manager: Any, copy_idx: Any) -> tuple[dict[str, Any], dict[str, Any
     return live, fresh, rows
 
 
+# DeepSeek-V4's manager ships in methods of its own, by copies: in the newest builds out of the live table, with the
+# shared copy index and the scratch ranges; in all builds out of buffers that the next call fills again.
+OWN_MANAGER = "DeepseekV4CacheManager"
+OWN_COPIES = (
+    "compute_sliding_block_tables",
+    "copy_batch_block_offsets",
+    "copy_batch_compress_block_tables",
+    "copy_batch_sliding_block_tables",
+)
+# Some builds have a buffer for all layers, sequences and blocks, of hundreds of MiB. The call waits for those.
+FRESH_BYTES_MAX = 64 << 20
+
+
+def own_copies(up: Upstream) -> Iterator[Replacement]:
+    """Each with fresh memory, during the call, for what it names of the manager's pinned memory."""
+    manager = up.attribute(DEEPSEEK_V4, OWN_MANAGER)
+    for name in OWN_COPIES:
+        method = vars(manager).get(name) if manager is not None else None
+        if method is not None and (make := _with_fresh_memory(up.source(method), name)) is not None:
+            yield Replacement(Seam(DEEPSEEK_V4, f"{OWN_MANAGER}.{name}"), make)
+
+
+def _with_fresh_memory(source: str | None, method: str) -> Callable[[Any], Any] | None:
+    """None if it copies from the device alone."""
+    if source is None or f"def {method}(" not in source:
+        return _waiting
+    names = _host_memory_named(source)
+    if TABLE in names:
+        return private_tables
+    return partial(private_buffers, names) if names else None
+
+
+def _host_memory_named(source: str) -> frozenset[str]:
+    return frozenset(re.findall(rf"\bself\.({TABLE}|_host_\w+_staging)\b", source))
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def own_copy(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        finish()
+        return result
+
+    return own_copy
+
+
+def private_buffers(names: Iterable[str], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method fills these buffers, tensors or dictionaries of tensors, and enqueues copies out of them."""
+    tried = fuse.of(ID)
+
+    def own_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fresh = None
+        if not tried.blown:
+            try:
+                live = {name: vars(self)[name] for name in names if name in vars(self)}
+                if sum(map(_nbytes, live.values())) <= FRESH_BYTES_MAX:
+                    fresh = {name: _fresh_like(each) for name, each in live.items()}
+            except Exception as error:
+                tried.fault(error)
+        if fresh is None:
+            result = original(self, *args, **kwargs)
+            finish()
+            return result
+        tried.in_a_row = 0
+        vars(self).update(fresh)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            vars(self).update(live)
+
+    return own_copy
+
+
+def _nbytes(buffers: Any) -> int:
+    if isinstance(buffers, dict):
+        return sum(map(_nbytes, buffers.values()))
+    return int(buffers.numel() * buffers.element_size())
+
+
+def _fresh_like(buffers: Any) -> Any:
+    if isinstance(buffers, dict):
+        return {key: _fresh_like(each) for key, each in buffers.items()}
+    return fresh_pinned(buffers)
+
+
+def private_tables(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method asks for the copy index, and enqueues copies of it, of the live table and of scratch ranges."""
+    tried = fuse.of(ID)
+
+    def own_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mapper = None if tried.blown else vars(self).get("index_mapper")
+        asked = _PrivateRows(self, mapper)
+        if mapper is not None:
+            self.index_mapper = asked
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            vars(self).update(asked.live)
+            if not asked.answered:
+                finish()
+
+    return own_copy
+
+
+class _PrivateRows:
+    """Upstream's index mapper during a call. When it is asked for the copy index, the manager gets private rows."""
+
+    def __init__(self, manager: Any, mapper: Any) -> None:
+        self._manager, self._mapper = manager, mapper
+        self.live: dict[str, Any] = {} if mapper is None else {"index_mapper": mapper}
+        self.answered = False
+
+    def get_copy_index(self, *args: Any, **kwargs: Any) -> Any:
+        index = self._mapper.get_copy_index(*args, **kwargs)
+        tried = fuse.of(ID)
+        try:
+            live, fresh, rows = _private(self._manager, index)
+        except Exception as error:
+            tried.fault(error)
+            return index
+        tried.in_a_row = 0
+        self.live |= live
+        vars(self._manager).update(fresh)
+        self.answered = True
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mapper, name)
+
+
 def is_on_device(tensor: Any) -> bool:
     return bool(getattr(tensor, "is_cuda", False))
 
@@ -407,7 +537,8 @@ def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
 def late_replacements(up: Upstream) -> Sequence[Replacement]:
     """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
     the same function, and later imports get it from the binding's module. Where a kernel of another kind reads the live
-    table, its replacement answers "not covered"."""
+    table, its replacement answers "not covered". A manager that launches nothing and copies gets fresh memory to copy
+    from."""
     launch = up.attribute(up.v2_module, LAUNCH)
     made = [
         Replacement(Seam(module, name), lambda _: launch)
@@ -415,7 +546,7 @@ def late_replacements(up: Upstream) -> Sequence[Replacement]:
     ]
     if up.has(STEP_COPIES, BLOCK_COPY):
         made.append(Replacement(Seam(STEP_COPIES, BLOCK_COPY), not_covered))
-    return made
+    return [*made, *own_copies(up)]
 
 
 def self_test() -> None:
@@ -433,7 +564,10 @@ FIX = Fix(
     counting_replacements=counting_replacements,
     self_test=self_test,
     expected=in_variants(needed="B B2 C D F", absent="A"),
-    late=(STEP_COPIES,),
+    late=(STEP_COPIES, DEEPSEEK_V4),
     late_replacements=late_replacements,
-    keeps_safe=(HostBuffers(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),),
+    keeps_safe=(
+        HostBuffers(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),
+        HostBuffers(r"^_?host_(kv_cache_block_offsets|\w+_staging)$", r"/deepseek_v4/cache_manager"),
+    ),
 )

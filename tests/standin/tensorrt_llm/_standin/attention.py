@@ -56,6 +56,8 @@ class AttentionMetadata:
         """The managers, which own the tables, ship them. `max_blocks` alone is given by keyword (surface 1.6)."""
         at = (self.request_ids, self.beam_width, self.num_contexts, self.num_seqs)
         capped = {} if self.max_blocks is None else {"max_blocks": self.max_blocks}
+        if hasattr(self.kv_cache_manager, "compute_sliding_block_tables"):  # DeepSeek-V4's metadata asks for them first
+            self.kv_cache_manager.compute_sliding_block_tables(self.request_ids, self.num_contexts)
         self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, *at, **capped)
         if self.draft_kv_cache_manager is not None:
             self.draft_kv_cache_manager.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, *at, **capped)

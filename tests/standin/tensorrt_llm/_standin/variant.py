@@ -41,6 +41,7 @@ _EXISTS = {
     "_torch.attention": since("F"),
     "_torch.attention_backend.trtllm": before("F"),
     "_torch.peft.lora.cuda_graph_lora_params": since("D") or MANGLED,
+    "_torch.attention_backend.sparse.deepseek_v4": since("D"),
     "_torch.attention_backend.sparse.minimax_m3": since("D"),
     "_torch.cute_dsl_kernels": since("F"),
     "_torch.pyexecutor.connectors": since("C"),

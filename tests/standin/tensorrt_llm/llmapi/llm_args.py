@@ -103,7 +103,7 @@ class TorchLlmArgs(BaseModel):
     max_beam_width: int = 1
     # Values that upstream reads from the checkpoint.
     num_layers: int = 2
-    architecture: Literal["dense", "sparse", "hybrid", "minimax_m3"] = "dense"
+    architecture: Literal["dense", "sparse", "hybrid", "minimax_m3", "deepseek_v4"] = "dense"
     enable_chunked_prefill: bool = False
     disable_overlap_scheduler: bool = False
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)

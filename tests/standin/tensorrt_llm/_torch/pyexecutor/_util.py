@@ -33,6 +33,10 @@ def _special_kv_cache_manager_cls(model_config: Any) -> Any:
         from ..attention_backend.sparse.minimax_m3 import MiniMaxM3KVCacheManagerV2  # noqa: PLC0415  as models are
 
         return MiniMaxM3KVCacheManagerV2
+    if model_config.architecture == "deepseek_v4":
+        from ..attention_backend.sparse.deepseek_v4.cache_manager import DeepseekV4CacheManager  # noqa: PLC0415
+
+        return DeepseekV4CacheManager
     return {"sparse": DSACacheManager, "hybrid": MambaHybridCacheManager}.get(model_config.architecture)
 
 
