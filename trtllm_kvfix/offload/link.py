@@ -34,6 +34,7 @@ class Link:
         # A question to the scheduler side of this process, if there is one.
         self.plan_late: Callable[[Collection[int]], Late] = lambda _: Late()  # requests that wait for an untold load
         self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
+        self.load_not_awaited: Callable[[int], None] = lambda _: None  # request
 
 
 _links: dict[int, tuple[Any, Link]] = {}  # by the id of the arguments, which are kept alive

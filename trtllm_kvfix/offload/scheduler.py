@@ -32,6 +32,7 @@ class OffloadScheduler:
         self._live: dict[int, LiveRequest] = {}
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until all are in the host tier or on their way
         link.plan_late, link.request_over = self.plan_late, self.request_over
+        link.load_not_awaited = self.load_not_awaited
         self._reported: Any = None  # the last step that upstream reported
         self._reserves = False  # upstream asks for promises, again and again
         self.ledger = link.ledger
@@ -140,6 +141,11 @@ class OffloadScheduler:
         for store in self.ledger.take_out(request_id, StoreJob):
             self._end(store, Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
+
+    def load_not_awaited(self, request_id: int) -> None:
+        """Upstream waits for no load of this request any more. One that no rank has received is not sent."""
+        for load in self.ledger.take_out(request_id, LoadJob):
+            self._end(load, Ended(load.number, OVER, no_room=True))
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         self._take_ended()

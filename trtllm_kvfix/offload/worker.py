@@ -155,6 +155,7 @@ class OffloadWorker:
 
     def end_transfers(self, request_id: int) -> None:
         """Called on every rank before upstream gives away a request's blocks. Its load is no longer reported."""
+        self._link.load_not_awaited(request_id)
         together(self._ranks, lambda: self.end_transfers_here(request_id))
         self._loading.pop(request_id, None)
         for record in self._ledger.transfers_of(request_id):

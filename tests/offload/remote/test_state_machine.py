@@ -114,6 +114,19 @@ class RemoteMachine(host.ConnectorMachine):
                 self.planted.undo()
 
 
+def test_a_fetch_that_ends_as_its_request_does_leaves_nothing_to_wait_for() -> None:
+    """On V2, which gives the blocks away at once: the load behind the fetch was planned, and no rank knew of it."""
+    state = RemoteMachine()
+    state.start(chunk=4, seed=487, past=[[3] * 4 + [1, 0, 0], [1] * 4 + [0]])
+    state.come_back(forget=False, index=35, more=[0, 0])
+    state.drop()
+    state.steps(count=1)
+    assert [request.state for request in state.executor.active] == [State.LOADING]
+    state.forget_the_host_tier()
+    state.end_while_it_loads(index=0, is_told=True, on_v2=True)
+    state.teardown()
+
+
 TestRemote = RemoteMachine.TestCase
 if settings.get_current_profile_name() != "fuzz":
     TestRemote.settings = host.TestConnector.settings
