@@ -271,7 +271,7 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
 
 // The slots must be in order, each following the one before it, and nothing may follow the last. Slots that were
 // dropped meanwhile have no order.
-void TierIndex::check_one_claim(std::span<const TierSlot> slots) const {
+void TierIndex::check_claim(std::span<const TierSlot> slots, Part part) const {
     const auto is_filling = [this](TierSlot slot) {
         return slot < blocks_.size() && blocks_[slot].state == TierBlock::State::filling;
     };
@@ -282,7 +282,8 @@ void TierIndex::check_one_claim(std::span<const TierSlot> slots) const {
             fits = dropped.insert(slots[i]).second;
         } else if (fits) {
             const TierParent parent = blocks_[slots[i]].parent;
-            fits = (i == 0 ? is_tier_root(parent) || !is_filling(parent) : parent == slots[i - 1]) &&
+            fits = (i == 0 ? part == Part::end || is_tier_root(parent) || !is_filling(parent)
+                           : parent == slots[i - 1]) &&
                    blocks_[slots[i]].children == (i + 1 == slots.size() ? 0U : 1U);
         }
         if (!fits) {
@@ -294,7 +295,7 @@ void TierIndex::check_one_claim(std::span<const TierSlot> slots) const {
 
 void TierIndex::commit(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
-    check_one_claim(slots);
+    check_claim(slots, Part::whole);
     for (const TierSlot slot : slots) {
         blocks_.arrive(slot);
     }
@@ -302,7 +303,7 @@ void TierIndex::commit(std::span<const TierSlot> slots) {
 
 void TierIndex::abandon(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
-    check_one_claim(slots);
+    check_claim(slots, Part::end);
     // the last first, because a child goes before its parent
     for (std::size_t left = slots.size(); left != 0; --left) {
         const TierSlot slot = slots[left - 1];

@@ -59,8 +59,9 @@ class TierIndex {
     // `reused`: a request had the blocks before and asks for them again, so the policy has nothing to decline.
     std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
                                    std::span<const Priority> priorities, bool reused = false);
-    // `slots` are all those of one claim.
+    // `slots` are all those of one claim, or those that are left when its last ones have been abandoned.
     void commit(std::span<const TierSlot> slots);
+    // `slots` are all those of one claim, or its last ones.
     void abandon(std::span<const TierSlot> slots);
 
     // Pins blocks first to end, as far as they can be read, and returns their slots. They stay until they are unpinned.
@@ -110,7 +111,8 @@ class TierIndex {
     std::uint32_t readable(const Sequence& sequence) const;
     void tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known, bool reused);
     bool is_worth_a_slot(const Sequence& sequence, std::uint32_t position) const;
-    void check_one_claim(std::span<const TierSlot> slots) const;
+    enum class Part : std::uint8_t { whole, end };
+    void check_claim(std::span<const TierSlot> slots, Part part) const;
 
     const std::uint32_t tokens_per_block_;
     mutable ManagerMutex mutex_{"this TierIndex"};  // guards everything below

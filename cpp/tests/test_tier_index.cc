@@ -59,6 +59,23 @@ TEST(TierIndex, AnAbandonedClaimMayBeMadeAgain) {
     EXPECT_EQ(again->slots.size(), 1U);
 }
 
+TEST(TierIndex, TheEndOfAClaimMayBeAbandonedAndTheRestCommitted) {
+    TierIndex index(8, kSize);
+    const TierSequenceId id = index.open("", {});
+    index.extend(id, block(7));
+    index.extend(id, block(8));
+    index.extend(id, block(9));
+    const std::vector<TierSlot> slots = index.claim(id, 3, 0, {})->slots;
+    EXPECT_THROW(index.commit(std::span(slots).subspan(1)), std::invalid_argument) << "its parent is on its way";
+    EXPECT_THROW(index.abandon(std::span(slots).first(1)), std::invalid_argument) << "others follow it";
+    index.abandon(std::span(slots).subspan(1));
+    EXPECT_EQ(index.stats().free, 7U);
+    index.commit(std::span(slots).first(1));
+    EXPECT_EQ(index.held(id), 1U);
+    EXPECT_EQ(index.claim(id, 3, 0, {})->slots.size(), 2U);
+    index.check_invariants();
+}
+
 TEST(TierIndex, WhatWasAbandonedIsFreeAndMayPushOthersOutLater) {
     TierIndex index(2, kSize);
     grown(index, 2, "another");

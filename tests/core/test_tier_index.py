@@ -129,14 +129,24 @@ class TierIndexMachine(RuleBasedStateMachine):
         (self.core.commit if arrived else self.core.abandon)(slots)
 
     @precondition(lambda self: self.claims)
+    @rule(index=numbers, kept=numbers)
+    def abandon_the_end_of_a_claim(self, index: int, kept: int) -> None:
+        slots = self.claims.pop(index % len(self.claims))
+        kept %= len(slots)
+        self.model.abandon(self.blocks_of(slots[kept:]))
+        self.core.abandon(slots[kept:])
+        if kept:
+            self.claims.append(slots[:kept])
+
+    @precondition(lambda self: self.claims)
     @rule(index=numbers, arrived=st.booleans())
-    def end_part_of_a_claim(self, index: int, arrived: bool) -> None:
+    def end_another_part_of_a_claim(self, index: int, arrived: bool) -> None:
         """Refused, but where all was dropped: then there is nothing that hangs together."""
         slots = self.claims[index % len(self.claims)]
         call = self.core.commit if arrived else self.core.abandon
         wrong = [[*slots, *slots], [self.model.slots]]
         if len(slots) > 1 and self.slots[slots[0]].findable:
-            wrong += [slots[1:], slots[:-1], slots[::-1]]
+            wrong += [slots[:-1], slots[::-1], *([slots[1:]] if arrived else [])]
         for each in wrong:
             with pytest.raises(ValueError, match="all slots of one claim"):
                 call(each)
