@@ -38,7 +38,7 @@ sys.path.insert(0, str(REPOSITORY))
 from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Spec
+from trtllm_kvfix.offload.remote.messages import Get, Message, Outcome, Outcomes, Put, Spec
 from trtllm_kvfix.offload.remote.porter_process import NICER
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 
@@ -201,8 +201,8 @@ class Run:
         process = self.client.process_id
         assert process is not None
         before, began = cpu_s(self._node, process), perf_counter()
-        ask = self.client.put if what == "put" else self.client.get
-        assert ask(number, keys, tuple(self._slots(what)))
+        kind = Put if what == "put" else Get
+        assert self.client.ask(kind(number, keys, tuple(self._slots(what))))
         answers: list[tuple[Message, Outcomes]] = []
         while not answers:
             sleep(POLL_S)  # as an engine's loop looks now and then

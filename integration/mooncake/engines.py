@@ -12,8 +12,10 @@ from integration.mooncake.nodes import MOONCAKE, SECONDS_MAX, until
 from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.remote.porter_double import sealed
 from tests.offload.upstream_double import Request
+from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
+from trtllm_kvfix.offload.remote.keys import KeyChain, object_name
 
 recomputed = counters.offload_recomputed_requests
 PREFIX = "TRTLLM_KVFIX_OFFLOAD_"
@@ -80,6 +82,13 @@ class EngineCommands:
 
     def counts(self) -> dict[str, float]:
         return {name: value for name, value in counters.read().items() if "remote" in name}
+
+    def object_at(self, tokens: list[int], block: int) -> str:
+        """The object of this block of a prompt."""
+        side = self.bench.scheduler.side
+        chain = KeyChain(side._link.store.root, Identity(), side._tokens_per_block)
+        chain.extend(tokens)
+        return object_name(chain.keys[block], 0, 1)
 
     def porter(self) -> tuple[int, int]:
         """The porter's process, and how many there have been."""

@@ -22,10 +22,11 @@ def stored(engine: Engine) -> list[int]:
     return answer
 
 
-def tamper(master: Master, how: str) -> str:
-    """A command for a shell: in a process of its own, as a client may never be used again."""
+def tamper(master: Master, how: str, names: str = "") -> str:
+    """A command for a shell: in a process of its own, as a client may never be used again. Without names, all."""
     return (
-        f"{sys.executable} {TAMPER} {MOONCAKE} {master.address} 127.0.0.1:{master.metrics_port} {how} >/dev/null 2>&1"
+        f"{sys.executable} {TAMPER} {MOONCAKE} {master.address} 127.0.0.1:{master.metrics_port} {how} {names} "
+        ">/dev/null 2>&1"
     )
 
 
@@ -47,6 +48,21 @@ def test_flipped_bytes_are_seen(make_engine: MakeEngine, master: Master, node: N
     assert again.loaded == 0 and again.answer == answer
     assert engine.ask("counts")["offload_remote_bad_blocks"] >= 1
     goes_on(engine)
+    del node
+
+
+def test_one_bad_object_costs_itself_and_is_put_again(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine, other = make_engine(), make_engine()
+    answer = stored(engine)
+    assert os.system(tamper(master, "flip", engine.ask("object_at", PROMPT, 6))) == 0
+    again = other.serve(PROMPT)
+    assert again.answer == answer and again.corrupt == []
+    counts = other.ask("counts")
+    assert counts["offload_remote_bad_blocks"] == 1
+    assert counts["offload_remote_hit_tokens"] == 6 * 4, "the blocks in front of it"
+    other.ask("settle")
+    whole = make_engine().serve(PROMPT)
+    assert whole.loaded == BEHIND and whole.answer == answer
     del node
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from integration.mooncake.nodes import Master, Node, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote.messages import Message, Outcome, Outcomes, Spec
+from trtllm_kvfix.offload.remote.messages import Get, Message, Outcome, Outcomes, Put, Spec
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 
 BLOCK_BYTES, BLOCKS = 2048, 4096  # more than the store's client takes at once
@@ -31,10 +31,10 @@ def test_thousands_of_small_blocks_are_put_and_come_back(master: Master, node: N
         porter = PorterHandle(spec, TIMEOUT_S)
         try:
             until(lambda: porter.is_up, porter.text)
-            assert porter.put(1, keys_of(1), here)
+            assert porter.ask(Put(1, keys_of(1), here))
             assert ended(porter, 1) == {1: {Outcome.WHOLE}}
-            assert porter.get(2, keys_of(1), there)
-            assert porter.put(3, keys_of(2), here)
+            assert porter.ask(Get(2, keys_of(1), there))
+            assert porter.ask(Put(3, keys_of(2), here))
             assert ended(porter, 2) == {2: {Outcome.WHOLE}, 3: {Outcome.WHOLE}}
         finally:
             assert porter.close(TIMEOUT_S)

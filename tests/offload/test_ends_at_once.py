@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from trtllm_kvfix.native import Mark
+from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload.worker import OffloadWorker
 
@@ -122,6 +123,7 @@ def test_what_begins_all_the_same_moves_foreign_values(
 ) -> None:
     """The control: transfers that have begun are waited for, as they were before, and no others are looked at."""
     monkeypatch.setattr(OffloadWorker, "end_transfers_here", lambda *_: None)
+    monkeypatch.setattr(OffloadScheduler, "load_not_awaited", lambda *_: None)
     bench = make_bench(executor={"blocks": BLOCKS})
     play(scene, bench, monkeypatch)
     assert bench.executor.corrupt

@@ -99,7 +99,7 @@ class Ledger:
         self._of_kind: dict[type[Job], dict[int, Record]] = {kind: {} for kind in get_args(Job)}
         self._of_request: dict[int, dict[int, Record]] = {}  # many requests may end at once: each finds its own
         self._waiting: dict[type[Job], dict[int, Any]] = {kind: {} for kind in get_args(Job)}  # not begun, by kind
-        self._begun: dict[int, Record] = {}  # and not ended here, the oldest first
+        self._begun: dict[int, Record] = {}  # transfers that have not ended here, the oldest first
         self._transfers: dict[int, dict[int, Record]] = {}  # request -> its transfers under way
         self._fences: dict[int, Record] = {}  # this rank begins nothing else before they have ended
         self._ended_here: list[Ended] = []  # of which the other ranks have not heard
@@ -221,13 +221,15 @@ class Ledger:
 
     def begin(self, number: int, now: float) -> Record:
         """Begins the job: from here on it is for a lane, or for the porter."""
-        record = self._begun[number] = self._records[number]
+        record = self._records[number]
+        if isinstance(record.job, TRANSFERS):
+            self._begun[number] = record
         del self._waiting[type(record.job)][number]
         record.since = now
         return record
 
     def begun(self) -> list[Record]:
-        """The jobs that have begun and not ended here, the oldest first."""
+        """The transfers that have begun and not ended here, the oldest first."""
         return list(self._begun.values())
 
     def begun_before(self, time: float) -> list[Record]:

@@ -46,6 +46,7 @@ class PutJob(NamedTuple):
     request_id: int
     keys: tuple[bytes, ...]
     slots: tuple[int, ...]
+    is_prompt: bool = False  # others are more likely to ask for them than for what was generated
 
 
 Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
@@ -95,8 +96,9 @@ class Ended(NamedTuple):
 
     job: int
     error: str  # empty: every byte is where it should be
-    bad_slots: tuple[int, ...] = ()  # host slots in which a load found something else than had been stored
+    bad_slots: tuple[int, ...] = ()  # host slots that hold something else than was stored, here or in the remote tier
     no_room: bool = False  # nothing is wrong: more transfers waited than may wait
+    lost_slots: tuple[int, ...] = ()  # of a fetch: those that it has not filled, bad ones among them
 
 
 class RankReport(NamedTuple):

@@ -78,11 +78,13 @@ class LiveRequest:
     due: int = field(init=False)  # tokens that must be computed before there is more to cover
     load: PendingLoad | None = None
     is_counted: bool = True  # what it found; for a reservation, once upstream has accepted some of it
+    prompt_tokens: int = field(init=False)
     chain: "KeyChain | None" = None  # names its blocks if they go to the remote tier as well
     users: int = 0  # users of the sequence beyond the end of the request
     is_over: bool = False
 
     def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tail)
         self.cover(0)
 
     def take(self, tokens: Sequence[int], blocks: list[list[int]]) -> None:

@@ -100,6 +100,10 @@ class Transfers:
     def mark(self, stream: int) -> Mark:
         return self._marks.set(stream)
 
+    def note_filled(self, slots: Sequence[int]) -> None:
+        """Note that these slots have been filled by somebody else than a store: what they held before is gone."""
+        self._digests.note(slots)
+
     def running(self) -> list[Record]:
         """The jobs that a lane has."""
         return [record for record in self._ledger.begun() if record.lane is not None]

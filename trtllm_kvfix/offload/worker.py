@@ -68,6 +68,7 @@ class OffloadWorker:
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
         self._ledger = link.ledger
+        self._stores_over = 0  # on all ranks, since the start
         self._outdated: set[int] = set()  # loads that bring nothing, however they end: the same on all ranks
         self._saving: dict[int, bool] = {}  # ended requests that keep their blocks -> no more comes for them
         self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
@@ -259,6 +260,8 @@ class OffloadWorker:
             self._outdated.remove(ended.job)
             summed = Ended(ended.job, summed.error or OUTDATED, summed.bad_slots, summed.no_room or not summed.error)
         self._ledger.end_everywhere(summed, has_scheduler=self._ranks.rank == 0)
+        if isinstance(record.job, StoreJob):
+            self._stores_over += 1
         if isinstance(record.job, LoadJob) and record.is_awaited:
             self._end_load(record.job, summed)
 
@@ -294,5 +297,9 @@ class OffloadWorker:
 def summed_up(ends: Sequence[Ended]) -> Ended:
     """Join the reports of all ranks about one job."""
     error = next((one.error for one in ends if one.error), "")
-    bad = tuple(sorted({slot for one in ends for slot in one.bad_slots}))
-    return Ended(ends[0].job, error, bad, bool(error) and all(one.no_room for one in ends if one.error))
+    bad, lost = (
+        tuple(sorted({slot for slots in of_ranks for slot in slots}))
+        for of_ranks in ([one.bad_slots for one in ends], [one.lost_slots for one in ends])
+    )
+    no_room = bool(error) and all(one.no_room for one in ends if one.error)
+    return Ended(ends[0].job, error, bad, no_room, lost)

@@ -28,6 +28,7 @@ class PorterDouble:
         self.asked: deque[Message] = deque()
         self.answered: deque[tuple[Message, Outcomes]] = deque()
         self.holds_gets = self.holds_puts = False
+        self.bad: set[Key] = set()  # what comes of these is not what was put
         self.looks = 0
         self.on_look: Callable[[], None] = lambda: None
 
@@ -37,17 +38,16 @@ class PorterDouble:
         self.on_look()
         return [all((key, rank) in self.memory for rank in range(self.spec.ranks)) for key in keys]
 
-    def put(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
-        return self._ask(Put(job, keys, slots))
-
-    def get(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
-        return self._ask(Get(job, keys, slots))
+    def ask(self, message: Put | Get) -> bool:
+        if self.is_up:
+            self.asked.append(message)
+        return self.is_up
 
     def end_if_stuck(self) -> None:
         """It is the test that ends it."""
 
     def take_answered(self) -> list[tuple[Message, Outcomes]]:
-        for message in list(self.asked):
+        for message in [] if self.holds_gets and self.holds_puts else list(self.asked):
             if not (self.holds_gets if isinstance(message, Get) else self.holds_puts):
                 self.answer(message)
         return [self.answered.popleft() for _ in range(len(self.answered))]
@@ -60,11 +60,6 @@ class PorterDouble:
     def close(self, wait_s: float) -> bool:
         del wait_s
         return True
-
-    def _ask(self, message: Put | Get) -> bool:
-        if self.is_up:
-            self.asked.append(message)
-        return self.is_up
 
     def address_of(self, slot: int) -> int:
         return self._address + slot * self.spec.slot_bytes
@@ -79,6 +74,11 @@ class PorterDouble:
         if key not in self.memory:
             return Outcome.MISSING
         ctypes.memmove(address, self.memory[key], size)
+        if key in self.bad:
+            ctypes.memset(address, 0xA5, size)
+            del self.memory[key]  # as the porter removes it
+            self.bad.remove(key)
+            return Outcome.BAD
         return Outcome.WHOLE
 
 

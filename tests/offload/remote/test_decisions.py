@@ -11,6 +11,7 @@ from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.plan import PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
+from trtllm_kvfix.offload.remote.messages import Put
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
@@ -185,6 +186,110 @@ def test_a_failed_fetch_leaves_its_request_computing(make_remote: MakeRemote, me
     porter_of(bench).holds_gets = False
     bench.executor.run()
     assert request.tokens == answer and bench.executor.corrupt == []
+    settle(bench)
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 10])
+@pytest.mark.parametrize("why", ["gone", "bad"])
+def test_the_blocks_in_front_of_the_first_that_does_not_come_are_used(
+    make_remote: MakeRemote, memory: dict[Key, bytes], at: int, why: str
+) -> None:
+    answer = stored(make_remote)
+    bench, porter = (made := make_remote()), porter_of(made)
+    bad, come = counters.offload_remote_bad_blocks.value, counters.offload_remote_hit_tokens.value
+    porter.holds_gets = True
+    request = submitted(bench, 1)
+    steps(bench)
+    key = list(memory)[at]
+    if why == "bad":
+        porter.bad.add(key)
+    else:
+        del memory[key]
+    porter.holds_gets = False
+    bench.executor.run()
+    assert request.tokens == answer and bench.executor.corrupt == []
+    assert counters.offload_remote_hit_tokens.value - come == 4 * at
+    assert counters.offload_remote_bad_blocks.value - bad == (why == "bad")
+    settle(bench)
+    assert len(memory) == 12, "it is put again, by whoever has computed it"
+    third = make_remote()
+    assert served(third, 2) == BEHIND
+    settle(third)
+
+
+def test_a_fetch_whose_slots_were_dropped_meanwhile_takes_nothing_of_others(
+    make_remote: MakeRemote, memory: dict[Key, bytes]
+) -> None:
+    """The same prefix is stored into other slots while it is fetched. A block of the fetch is bad, and none of those
+    is."""
+    stored(make_remote)
+    bench = make_remote()
+    porter = porter_of(bench)
+    porter.holds_gets = True
+    fetching = submitted(bench, 1)
+    steps(bench)
+    bench.index.drop()
+    porter.bad.add(list(memory)[3])
+    porter.is_up = False  # so that this one computes
+    other = submitted(bench, 2, [*PROMPT[:24], 9, 9])
+    steps(bench, STEPS_MAX)
+    assert (fetching.state, other.state) == (State.LOADING, State.GONE)
+    porter.holds_gets, porter.is_up = False, True
+    bench.executor.run()
+    settle(bench)
+    assert fetching.state is State.GONE and bench.executor.corrupt == []
+    assert served(bench, 3, [*PROMPT[:24], 9, 9]) == 24
+
+
+def test_digests_are_those_of_what_a_fetch_has_brought(make_remote: MakeRemote) -> None:
+    """Slots that have had others: a host tier of few, and several prompts that go round."""
+    prompts = [list(range(1000 * number, 1000 * number + 24)) for number in range(1, 7)]
+    first = make_remote()
+    for number, prompt in enumerate(prompts):
+        served(first, number, prompt)
+        settle(first)
+    bench, bad = make_remote(24, verify="all"), counters.offload_bad_blocks.value
+    loaded = [served(bench, number, prompt) for number, prompt in enumerate(prompts * 2)]
+    settle(bench)
+    assert min(loaded) == 20, "all but the block with the last token"
+    assert counters.offload_bad_blocks.value == bad
+
+
+def test_all_puts_of_a_busy_engine_are_on_their_way(make_remote: MakeRemote) -> None:
+    """The porter has a queue; each of many requests fills a block now and then."""
+    bench = make_remote()
+    porter_of(bench).holds_puts = True
+    for number in range(1, 4):
+        bench.executor.submit(Request(number, [number] * 12, max_new_tokens=24))
+    bench.executor.run()
+    waiting = list(bench.scheduler.side.ledger.waiting(PutJob))
+    asked = [message for message in porter_of(bench).asked if isinstance(message, Put)]
+    assert waiting == [] and len(asked) > 3
+    assert {message.is_prompt for message in asked} == {True, False}
+    porter_of(bench).holds_puts = False
+    settle(bench)
+
+
+def test_an_engine_that_has_become_idle_has_handed_on_all_that_it_stored(
+    make_remote: MakeRemote, memory: dict[Key, bytes]
+) -> None:
+    """Upstream's loop sleeps once its requests have ended, and no iteration follows."""
+    bench = make_remote()
+    submitted(bench, 1)
+    bench.executor.run()
+    assert sum(len(each.keys) for each in porter_of(bench).asked) + len(memory) == 12
+
+
+def test_answers_leave_room_for_prompts(make_remote: MakeRemote) -> None:
+    bench = make_remote(64)
+    porter_of(bench).holds_puts = True
+    bench.executor.submit(Request(1, [1] * 4, max_new_tokens=60))
+    bench.executor.run()
+    share = bench.index.slots // 4
+    assert bench.scheduler.side._puts._pinned == share // 2
+    served(bench, 2, list(range(900, 924)))
+    assert bench.scheduler.side._puts._pinned == share // 2 + 6
+    porter_of(bench).holds_puts = False
     settle(bench)
 
 

@@ -16,7 +16,8 @@ import pytest
 from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote import porter_process
-from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec
+from trtllm_kvfix.offload.remote.keys import object_name
+from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Progress, Put, Spec
 
 BLOCK_BYTES, SLOT_BYTES, SLOTS = 4096, 4096 + 64, 8
 KEYS = tuple(bytes([number]) * 32 for number in range(4))
@@ -54,6 +55,10 @@ class DictStore:
                 ctypes.memmove(address, self.objects[name], nbytes)
         return [Outcome.WHOLE if name in self.objects else Outcome.MISSING for name in names]
 
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self.objects[name]
+
     def _note(self, call: str, objects: int) -> None:
         self.calls.append((call, objects))
         self.nice[call] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -73,6 +78,7 @@ class Bench:
         spec = Spec(-1, pool, BLOCK_BYTES, SLOT_BYTES, SLOTS, 0, 1, "", "tcp", None, 0)
         porter = porter_process.PorterProcess(spec, connection, self.store)
         os.close(pool)
+        self.progress: list[str] = []
         self._thread = threading.Thread(target=porter.run)
         self._thread.start()
 
@@ -82,9 +88,17 @@ class Bench:
         return answer.outcomes
 
     def reply(self, message: Message) -> Outcomes:
+        self.send(message)
+        return self.next_answer()
+
+    def send(self, message: Message) -> None:
         self._connection.send(message)
-        answer: Outcomes = self._connection.recv()
-        return answer
+
+    def next_answer(self) -> Outcomes:
+        while isinstance(reply := self._connection.recv(), Progress):
+            self.progress.append(reply.kind)
+        assert isinstance(reply, Outcomes)
+        return reply
 
     def close(self) -> None:
         self._connection.close()
@@ -92,7 +106,14 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def at_once() -> int:
+    """How many blocks a call of the store takes at most."""
+    return porter_process.BATCH_BLOCKS_MAX
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, at_once: int) -> Iterator[Bench]:
+    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", at_once)
     with closing(Bench()) as made:
         yield made
 
@@ -106,11 +127,8 @@ def test_blocks_come_back_as_they_were_put(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("at_once", [porter_process.BATCH_BLOCKS_MAX, 4, 2, 1])
-def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
+def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missing(bench: Bench) -> None:
     """This holds for any number of blocks in a call, and of threads that check it."""
-    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", at_once)
     bench.answer(Put(1, KEYS, HERE))
     first, second, third, fourth = bench.store.objects
     for at in (0, BLOCK_BYTES - 1, BLOCK_BYTES, -1):  # the block and what seals it
@@ -122,12 +140,84 @@ def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missin
     del bench.store.objects[third]
     assert bench.answer(Get(3, KEYS, THERE)) == (Outcome.BAD, Outcome.WHOLE, Outcome.MISSING, Outcome.WHOLE)
     bench.store.objects[fourth] = flipped(bench.store.objects[fourth], 7)
-    assert bench.answer(Get(4, KEYS, THERE)) == (Outcome.BAD, Outcome.WHOLE, Outcome.MISSING, Outcome.BAD)
+    # What was bad is gone: nobody could use it, and nobody could have put it anew.
+    assert bench.answer(Get(4, KEYS, THERE)) == (Outcome.MISSING, Outcome.WHOLE, Outcome.MISSING, Outcome.BAD)
+    assert set(bench.store.objects) == {second}
+    assert bench.answer(Put(5, KEYS, HERE)) == bench.answer(Get(6, KEYS, THERE)) == WHOLE
 
 
-def test_a_call_that_fails_fails_its_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_removes_nothing_leaves_the_answer_as_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Sequence[str]) -> None:
+        raise OSError("no")
+
+    bench.answer(Put(1, KEYS, HERE))
+    bench.store.objects = {name: flipped(content, 3) for name, content in bench.store.objects.items()}
+    monkeypatch.setattr(bench.store, "remove", fails)
+    assert bench.answer(Get(2, KEYS, THERE)) == (Outcome.BAD,) * 4
+
+
+def test_each_call_of_the_store_shows_that_the_process_moves_on(bench: Bench) -> None:
+    for message in (Put(1, KEYS, HERE), Look(2, KEYS), Get(3, KEYS, THERE)):
+        bench.answer(message)
+    assert bench.progress == ["Put", "Look", "Get"]
+
+
+class HeldStore(DictStore):
+    """The first put waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.let_go = threading.Event(), threading.Event()
+        self.order: list[list[str]] = []
+
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        if not self.order:
+            self.held.set()
+            assert self.let_go.wait(20)
+        self.order.append(list(names))
+        return super().put(names, addresses, nbytes)
+
+
+@pytest.mark.parametrize("at_once", [3])
+def test_puts_that_wait_share_calls_and_prompts_go_first(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """The first batch travels and the second one is sealed when the others come."""
+    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", at_once)
+    monkeypatch.setattr(f"{__name__}.DictStore", HeldStore)
+    with closing(Bench()) as bench:
+        store = bench.store
+        assert isinstance(store, HeldStore)
+        keys = [bytes([100 + number]) * 32 for number in range(9)]
+        messages = [Put(number, (keys[number],), (0,)) for number in range(6)]
+        bench.send(messages[0])
+        assert store.held.wait(20)
+        for message in (*messages[1:], Put(6, tuple(keys[6:8]), (1, 2), True), Put(8, (keys[8],), (3,), True)):
+            bench.send(message)
+        assert bench.answer(Look(-1, KEYS)), "all of them have been taken"
+        store.let_go.set()
+        answers = {bench.next_answer().number for _ in range(8)}
+        assert answers == {0, 1, 2, 3, 4, 5, 6, 8}
+        named = {object_name(key, 0, 1): at for at, key in enumerate(keys)}
+        order = [[named[name] for name in call] for call in store.order]
+    assert order[0] == [0] and [6, 7, 8] in order
+    behind = [each for call in order[1:] for each in call if each < 6]
+    assert behind == [1, 2, 3, 4, 5], "what came first goes first"
+    assert sum(map(len, order)) == 9 and max(map(len, order)) == 3
+    assert order.index([6, 7, 8]) <= 2, "at most one batch that was ahead goes before them"
+
+
+def test_a_put_that_fails_fails_all_that_shared_its_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> list[Outcome]:
+        raise OSError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "put", fails)
+        assert bench.reply(Put(1, KEYS, HERE)).error == "OSError: gone"
+    assert bench.answer(Put(2, KEYS, HERE)) == WHOLE, "and nothing else"
+
+
+@pytest.mark.parametrize("at_once", [1])
+def test_a_call_that_fails_fails_its_job(bench: Bench) -> None:
     """Its other calls go well."""
-    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", 1)
     bench.answer(Put(1, KEYS, HERE))
     bench.store.fails_for = {next(iter(bench.store.objects))}
     assert bench.reply(Get(2, KEYS, THERE)).error == "OSError: gone"
@@ -154,9 +244,9 @@ def test_threads_that_wait_for_the_store_in_a_loop_give_way_to_others_and_checks
     assert os.getpriority(os.PRIO_PROCESS, 0) == usual
 
 
-def test_small_blocks_do_not_overflow_the_clients_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [3])
+def test_small_blocks_do_not_overflow_the_clients_queue(bench: Bench) -> None:
     """More of them than one call may have."""
-    monkeypatch.setattr(porter_process, "BATCH_BLOCKS_MAX", 3)
     assert bench.answer(Put(1, KEYS, HERE)) == WHOLE
     assert bench.answer(Get(2, KEYS, THERE)) == WHOLE
     assert bench.store.calls == [("put", 3), ("put", 1), ("get", 3), ("get", 1)]

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
-from trtllm_kvfix.offload.remote.messages import Spec
+from trtllm_kvfix.offload.remote import worker
+from trtllm_kvfix.offload.remote.messages import Get, Progress, Put, Spec
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 from trtllm_kvfix.overlay import fuse
@@ -38,8 +39,61 @@ def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch:
     porter = PorterHandle(SPEC, 1)
     assert porter.close(20)
     assert str(porter.error) == "no more processes"
-    assert not porter.get(1, (b"k",), (0,)) and not porter.put(2, (b"k",), (0,))
+    assert not porter.ask(Get(1, (b"k",), (0,))) and not porter.ask(Put(2, (b"k",), (0,)))
     assert porter.look((b"k",), 1) is None and porter.take_answered() == []
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("kind", [Put, Get])
+def test_a_porter_is_ended_when_no_call_ends_and_not_because_much_was_asked_of_it(
+    kind: type[Put | Get], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, process = Clock(), Mock()
+    monkeypatch.setattr(PorterHandle, "_supervise", lambda _: None)
+    monkeypatch.setattr(worker, "monotonic", clock)
+    porter = PorterHandle(SPEC, timeout_s=10)
+    porter.is_up, porter._process = True, process
+    other = Get if kind is Put else Put
+    for number in range(1, 9):
+        assert porter.ask(kind(number, (b"k",), (0,)))
+    for _ in range(6):
+        clock.now += 9
+        porter._hear(Progress(kind.__name__), process)
+        porter.end_if_stuck()
+    assert not process.kill.called, "it has worked for 54 s"
+    clock.now += 9
+    porter._hear(Progress(other.__name__), process)
+    porter.end_if_stuck()
+    assert not process.kill.called
+    clock.now += 2
+    porter._hear(Progress(other.__name__), process)
+    porter.end_if_stuck()
+    assert process.kill.called, "calls of another kind have a thread of their own"
+    assert porter.close(10)
+
+
+def test_an_idle_porter_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, process = Clock(), Mock()
+    monkeypatch.setattr(PorterHandle, "_supervise", lambda _: None)
+    monkeypatch.setattr(worker, "monotonic", clock)
+    porter = PorterHandle(SPEC, timeout_s=10)
+    porter.is_up, porter._process = True, process
+    clock.now += 1000
+    porter.end_if_stuck()
+    assert porter.ask(Put(1, (b"k",), (0,)))
+    clock.now += 9
+    porter.end_if_stuck()
+    assert not process.kill.called
+    clock.now += 2
+    porter.end_if_stuck()
+    assert process.kill.called
+    assert porter.close(10)
 
 
 def test_a_fault_of_the_porters_thread_ends_the_remote_tier_alone(

@@ -35,7 +35,7 @@ def test_codes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_that_answers(
         monkeypatch,
         batch_put_from=[0, NO_SPACE, -1],
-        batch_get_into=[10, NOT_FOUND, 9],
+        batch_get_into=[10, NOT_FOUND, -1],
         batch_is_exist=[1, 0, 1],
     )
     assert store.put(NAMES, ADDRESSES, NBYTES) == [Outcome.WHOLE, Outcome.FULL, Outcome.FAILED]

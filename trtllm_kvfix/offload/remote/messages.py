@@ -33,6 +33,7 @@ class Put(NamedTuple):
     number: int
     keys: tuple[bytes, ...]
     slots: tuple[int, ...]
+    is_prompt: bool = False  # it goes before those that are not
 
 
 class Get(NamedTuple):
@@ -60,6 +61,12 @@ class Outcomes(NamedTuple):
     seconds: float = 0.0
 
 
+class Progress(NamedTuple):
+    """A call of the store has ended. There is one thread for each kind of message."""
+
+    kind: str  # the name of the message's type
+
+
 class StoreState(NamedTuple):
     """The porter's state. Without `is_up` nothing is asked of it."""
 
@@ -68,4 +75,4 @@ class StoreState(NamedTuple):
 
 
 Message: TypeAlias = Look | Put | Get
-Reply: TypeAlias = Outcomes | StoreState
+Reply: TypeAlias = Outcomes | Progress | StoreState

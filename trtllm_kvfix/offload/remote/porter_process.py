@@ -8,6 +8,7 @@ import json
 import math
 import mmap
 import os
+import queue
 import signal
 import socket
 import struct
@@ -17,9 +18,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
+from itertools import count
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +30,22 @@ from trtllm_kvfix.log import described
 from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
-from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Spec, StoreState
+from trtllm_kvfix.offload.remote.messages import (
+    Get,
+    Look,
+    Message,
+    Outcome,
+    Outcomes,
+    Progress,
+    Put,
+    Reply,
+    Spec,
+    StoreState,
+)
 
 # Answers of Mooncake Store, seen with 0.3.13: what is there already is put with success, and costs no transfer.
 NO_SPACE = -200
+OTHER_SIZE = -600  # the object is larger than the buffer, and nothing was moved
 NOT_FOUND = -704
 LEASE_OVER = -707  # all has come, but the store might have evicted it on the way: the seal knows
 LOCAL_BUFFER_BYTES = 16 << 20  # of the client itself; blocks do not pass it
@@ -52,6 +66,7 @@ class Store(Protocol):
     def exist(self, names: Sequence[str]) -> list[bool]: ...
     def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
     def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
+    def remove(self, names: Sequence[str]) -> None: ...
 
 
 class MooncakeStore:
@@ -85,11 +100,17 @@ class MooncakeStore:
         codes = self._client.batch_get_into(list(names), list(addresses), [nbytes] * len(names))
         return [outcome_of(code, nbytes) for _, code in zip(names, codes, strict=True)]
 
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._client.remove(name, True)  # whoever reads it finds that it is bad
+
 
 def outcome_of(code: int, nbytes: int) -> Outcome:
     if code in (nbytes, LEASE_OVER):
         return Outcome.WHOLE
-    return Outcome.MISSING if code == NOT_FOUND else Outcome.FAILED
+    if code == NOT_FOUND:
+        return Outcome.MISSING
+    return Outcome.BAD if code >= 0 or code == OTHER_SIZE else Outcome.FAILED
 
 
 MAGIC = 0x6B76_6631
@@ -147,6 +168,7 @@ NICER = 3
 # Checksums wait for calls, not calls for checksums: the check of one batch would keep the core on which the next call
 # is to begin. Where nothing else is to be done, as after the last call, idle cores share them.
 SEALERS, SEALERS_NICER = 4, NICER + 1
+NICE_MAX = 19  # the system's
 
 
 class EnginePool:
@@ -179,8 +201,8 @@ class PorterProcess:
         # Two calls of one direction at once take longer than one behind the other: each direction has one thread.
         self._looks = ThreadPoolExecutor(max_workers=1)
         self._gets = threads(1, nicer_by=NICER)
-        self._puts = threads(1, nicer_by=NICER)
         self._checksums = threads(SEALERS, nicer_by=SEALERS_NICER)
+        self._puts = PutQueue(self._blocks_at_once, self._seal, self._put)
 
     def run(self) -> None:
         """Runs until the engine closes its end."""
@@ -193,16 +215,18 @@ class PorterProcess:
             self._looks.submit(self._look, message)
             return
         whole = MessageBlocks(message.number, len(message.keys), self._tell)
-        size = min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
+        size = self._blocks_at_once
         for batch in slices(0, len(message.keys), size):
-            parts = slices(batch.start, batch.stop, part_of(size))
             if isinstance(message, Put):
-                sealed = [self._checksums.submit(self._seal, message, part) for part in parts]
-                self._puts.submit(whole.do, batch, self._put, message, sealed)
-            else:
-                got = self._gets.submit(self._get, message, batch)
-                for part in parts:
-                    self._checksums.submit(whole.do, part, self._check, message, batch.start, got)
+                self._puts.add(PutPart(message, batch, whole))
+                continue
+            got = self._gets.submit(self._get, message, batch)
+            for part in slices(batch.start, batch.stop, part_of(size)):
+                self._checksums.submit(whole.do, part, self._check, message, batch.start, got)
+
+    @property
+    def _blocks_at_once(self) -> int:
+        return min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
 
     def _look(self, look: Look) -> None:
         ranks = self._spec.ranks
@@ -212,36 +236,52 @@ class PorterProcess:
         except Exception as error:
             self._tell(Outcomes(look.number, (), described(error)))
             return
+        self._moves_on(Look)
         found = (all(there[at : at + ranks]) for at in range(0, len(there), ranks))
         self._tell(Outcomes(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
 
-    def _seal(self, put: Put, part: slice) -> None:
-        self._pool.seals.write(put.keys[part], put.slots[part])
+    def _seal(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Future[None]]:
+        """Have threads seal the blocks."""
+        parts = slices(0, len(keys), part_of(self._blocks_at_once))
+        return [self._checksums.submit(self._pool.seals.write, keys[part], slots[part]) for part in parts]
 
-    def _put(self, batch: slice, put: Put, sealed: Sequence[Future[None]]) -> list[Outcome]:
-        for part in sealed:
-            part.result()
-        addresses = self._pool.addresses(put.slots[batch])
-        return self._store.put(self._names(put.keys[batch]), addresses, self._pool.payload_bytes)
+    def _put(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
+        outcomes = self._store.put(self._names(keys), self._pool.addresses(slots), self._pool.payload_bytes)
+        self._moves_on(Put)
+        return outcomes
 
     def _get(self, get: Get, batch: slice) -> list[Outcome]:
         slots = get.slots[batch]
         self._pool.seals.clear(slots)
-        return self._store.get(self._names(get.keys[batch]), self._pool.addresses(slots), self._pool.payload_bytes)
+        addresses = self._pool.addresses(slots)
+        outcomes = self._store.get(self._names(get.keys[batch]), addresses, self._pool.payload_bytes)
+        self._moves_on(Get)
+        return outcomes
 
     def _check(self, part: slice, get: Get, first: int, got: Future[list[Outcome]]) -> list[Outcome]:
         """Check a part of the batch that begins with block `first` of the message."""
-        outcomes = got.result()[part.start - first : part.stop - first]
-        held = self._pool.seals.hold(get.keys[part], get.slots[part])
-        return [
+        keys, come = get.keys[part], got.result()[part.start - first : part.stop - first]
+        held = self._pool.seals.hold(keys, get.slots[part])
+        outcomes = [
             Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
-            for outcome, holds in zip(outcomes, held, strict=True)
+            for outcome, holds in zip(come, held, strict=True)
         ]
+        self._remove([key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.BAD])
+        return outcomes
+
+    def _remove(self, keys: Sequence[bytes]) -> None:
+        """Nobody could use these objects, and nobody could put them anew while they are there."""
+        if keys:
+            with suppress(Exception):
+                self._store.remove(self._names(keys))
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [object_name(key, self._spec.rank, self._spec.ranks) for key in keys]
 
-    def _tell(self, answer: Outcomes) -> None:
+    def _moves_on(self, kind: type[Message]) -> None:
+        self._tell(Progress(kind.__name__))
+
+    def _tell(self, answer: Reply) -> None:
         with self._answering, suppress(OSError):
             self._connection.send(answer)
 
@@ -258,19 +298,101 @@ class MessageBlocks:
         self._since = monotonic()
 
     def do(self, part: slice, work: Callable[..., list[Outcome]], *args: Any) -> None:
-        outcomes, error = None, ""
         try:
-            outcomes = work(part, *args)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"
+            self.done(part, work(part, *args))
+        except Exception as error:
+            self.done(part, [], described(error))
+
+    def done(self, part: slice, outcomes: Sequence[Outcome], error: str = "") -> None:
         with self._lock:
-            if outcomes is not None:
+            if not error:
                 self._outcomes[part] = outcomes
             self._error = self._error or error
             self._left -= part.stop - part.start
             is_last = not self._left
         if is_last:
             self._tell(Outcomes(self._number, tuple(self._outcomes), self._error, monotonic() - self._since))
+
+
+class PutPart(NamedTuple):
+    """A part of a message that one call of the store can take."""
+
+    put: Put
+    part: slice
+    whole: MessageBlocks
+
+    @property
+    def blocks(self) -> int:
+        return int(self.part.stop - self.part.start)
+
+
+class PutBatch(NamedTuple):
+    """Parts that one call takes together, and the seals that are being made for them."""
+
+    parts: list[PutPart]
+    keys: list[bytes]
+    slots: list[int]
+    sealing: list[Future[None]]
+
+
+class PutQueue:
+    """What waits to be put: prompts first, and of each kind what came first. A call takes what waits, of as many
+    messages as fit, since each request that generates fills a block at a time.
+
+    One thread calls the store; while it does, the next batch is sealed.
+    """
+
+    def __init__(
+        self,
+        blocks_max: int,
+        seal: Callable[[Sequence[bytes], Sequence[int]], list[Future[None]]],
+        call: Callable[[Sequence[bytes], Sequence[int]], list[Outcome]],
+    ) -> None:
+        self._blocks_max, self._seal, self._call = blocks_max, seal, call
+        self._serial = count()
+        self._waiting: queue.PriorityQueue[tuple[bool, int, PutPart]] = queue.PriorityQueue()
+        threading.Thread(target=self._run, args=(nice_here() + NICER,), name="puts", daemon=True).start()
+
+    def add(self, part: PutPart) -> None:
+        self._waiting.put((not part.put.is_prompt, next(self._serial), part))
+
+    def _run(self, nice: int) -> None:
+        be_nice(nice)
+        ahead: PutBatch | None = None
+        while True:
+            batch = ahead or self._sealed([self._waiting.get()])
+            ahead = self._next()
+            try:
+                for seal in batch.sealing:
+                    seal.result()
+                outcomes, error = self._call(batch.keys, batch.slots), ""
+            except Exception as raised:
+                outcomes, error = [], described(raised)
+            first = 0
+            for part in batch.parts:
+                part.whole.done(part.part, outcomes[first : first + part.blocks], error)
+                first += part.blocks
+
+    def _next(self) -> PutBatch | None:
+        with suppress(queue.Empty):
+            return self._sealed([self._waiting.get_nowait()])
+        return None
+
+    def _sealed(self, taken: list[tuple[bool, int, PutPart]]) -> PutBatch:
+        """Take as many more parts as fit, and have them all sealed."""
+        blocks = taken[0][-1].blocks
+        with suppress(queue.Empty):
+            while blocks < self._blocks_max:
+                more = self._waiting.get_nowait()
+                if blocks + more[-1].blocks > self._blocks_max:
+                    self._waiting.put(more)
+                    break
+                taken.append(more)
+                blocks += more[-1].blocks
+        parts = [part for _, _, part in taken]
+        keys = [key for part in parts for key in part.put.keys[part.part]]
+        slots = [slot for part in parts for slot in part.put.slots[part.part]]
+        return PutBatch(parts, keys, slots, self._seal(keys, slots))
 
 
 def slices(begin: int, end: int, size: int) -> list[slice]:
@@ -283,7 +405,16 @@ def part_of(batch: int) -> int:
 
 
 def threads(count: int, *, nicer_by: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, initializer=os.nice, initargs=(nicer_by,))
+    return ThreadPoolExecutor(count, initializer=be_nice, initargs=(nice_here() + nicer_by,))
+
+
+def nice_here() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def be_nice(nice: int) -> None:
+    """Set this thread's, whichever thread has started it."""
+    os.setpriority(os.PRIO_PROCESS, 0, min(nice, NICE_MAX))
 
 
 def address_facing(master: str) -> str:

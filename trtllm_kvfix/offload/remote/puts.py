@@ -41,7 +41,7 @@ class Staging:
         self._free.extend(slots)
 
 
-PUT_SHARE = 4  # of the host tier, one part in so many may wait to be put
+PUT_SHARE = 4  # of the host tier, one part in so many may wait to be put; answers take at most half of that part
 
 
 @dataclass
@@ -87,15 +87,22 @@ class Puts:
     def begin(self, stored: Stored, slots: tuple[int, ...], *, well: bool) -> None:
         """Its store is over. Only what arrived is put."""
         live, first = stored.live, stored.first
-        staged, well = self.is_staged(slots), well and live.chain is not None  # none: the weights have changed since
-        slots_to_put = (slots if staged else self._pin(live, first, len(slots))) if well else ()
-        if staged and not well:
+        if well and live.chain is not None:  # none: the weights have changed since
+            of_prompt = min(max(live.prompt_tokens // live.index.tokens_per_block - first, 0), len(slots))
+            self._begin(live, first, slots[:of_prompt], is_prompt=True)
+            self._begin(live, first + of_prompt, slots[of_prompt:], is_prompt=False)
+        elif self.is_staged(slots):
             self._staging.give_back(slots)
-        if not slots_to_put or live.chain is None:
-            live.let_go()
+        live.let_go()
+
+    def _begin(self, live: LiveRequest, first: int, slots: tuple[int, ...], *, is_prompt: bool) -> None:
+        if slots and not self.is_staged(slots):
+            slots = self._pin(live, first, len(slots), is_prompt=is_prompt)
+        if not slots or live.chain is None:
             return
-        keys = tuple(live.chain.keys[first : first + len(slots_to_put)])
-        self._ledger.plan(PutJob(self._ledger.next_number(), live.request_id, keys, slots_to_put), live)
+        live.hold()
+        keys = tuple(live.chain.keys[first : first + len(slots)])
+        self._ledger.plan(PutJob(self._ledger.next_number(), live.request_id, keys, slots, is_prompt), live)
 
     def end(self, live: LiveRequest, put: PutJob, ended: Ended) -> None:
         if self.is_staged(put.slots):
@@ -111,10 +118,11 @@ class Puts:
         if not ended.error:
             counters.offload_remote_put_blocks.add(len(put.slots))
 
-    def _pin(self, live: LiveRequest, first: int, blocks: int) -> tuple[int, ...]:
+    def _pin(self, live: LiveRequest, first: int, blocks: int, *, is_prompt: bool) -> tuple[int, ...]:
         """Pins blocks of the host tier: they stay where they are until the put is over, and no more than a part of it
         does."""
-        room = max(live.index.slots // PUT_SHARE, 1) - self._pinned
+        share = PUT_SHARE if is_prompt else 2 * PUT_SHARE
+        room = max(live.index.slots // share, 1) - self._pinned
         count = max(min(blocks, room), 0) if self._is_up() else 0
         counters.offload_remote_dropped_blocks.add(blocks - count)
         slots = live.index.pin(live.sequence, first, first + count)

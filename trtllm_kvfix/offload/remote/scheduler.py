@@ -5,11 +5,12 @@
 
 What the host tier does not take goes to the store as well, through a part of the pool that is kept for that.
 
-A fetch fills slots that are claimed for it, so nobody reads or takes them before it is over on all ranks. It brings all
-of its blocks or none. A request that has waited long enough computes, while its fetch goes on.
+A fetch fills slots that are claimed for it, so nobody reads or takes them before it is over on all ranks. The blocks in
+front of the first one that does not come are used. A request that has waited long enough computes, while its fetch goes
+on.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
@@ -279,20 +280,22 @@ class RemoteScheduler(OffloadScheduler):
     def _end_fetch(self, fetching: Fetching, ended: Ended) -> None:
         live, slots = fetching.live, fetching.fetch.slots
         counters.offload_remote_bad_blocks.add(len(ended.bad_slots))
-        if ended.error:
-            live.index.abandon(slots)
+        come = 0 if ended.error else leading_blocks(slots, ended.lost_slots)
+        if come < len(slots):
             counters.offload_remote_errors.add()
-            log.warning("%d blocks did not come from the remote tier: %s", len(slots), ended.error)
-        else:
-            live.index.commit(slots)
+            why = ended.error or f"{len(ended.lost_slots)} are gone from it, or bad, as {len(ended.bad_slots)} are"
+            log.warning("%d of %d blocks did not come from the remote tier: %s", len(slots) - come, len(slots), why)
+        live.index.abandon(slots[come:])
+        live.index.commit(slots[:come])
+        if come:
             now = monotonic()
-            nbytes = len(slots) * (self._link.store.block_bytes if self._link.store else 0)
+            nbytes = come * (self._link.store.block_bytes if self._link.store else 0)
             self.worth.note_load(now, nbytes, now - fetching.since)
-            counters.offload_remote_fetched_blocks.add(len(slots))
+            counters.offload_remote_fetched_blocks.add(come)
             if not fetching.is_told:
-                counters.offload_remote_hit_tokens.add(len(slots) * self._tokens_per_block)
+                counters.offload_remote_hit_tokens.add(come * self._tokens_per_block)
         if not fetching.is_told:
-            self._give(fetching, has_come=not ended.error)
+            self._give(fetching, has_come=come > 0)
         live.let_go()
 
     def _slots_of_index(self, slots: int) -> int:
@@ -316,6 +319,12 @@ class RemoteScheduler(OffloadScheduler):
         super()._end_store(store, plan, ended)
         if plan is not None:
             self._puts.begin(plan, store.slots, well=not ended.error)
+
+
+def leading_blocks(slots: Sequence[int], lost: Collection[int]) -> int:
+    """Count the blocks in front of the first one that is lost."""
+    gone = {*lost}
+    return next((at for at, slot in enumerate(slots) if slot in gone), len(slots))
 
 
 def prompt_tokens_of(scheduler_output: Any) -> int:

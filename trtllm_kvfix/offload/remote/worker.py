@@ -14,18 +14,28 @@ from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, get_args
 
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import text_of
 from trtllm_kvfix.offload.layout import BlockLayout
-from trtllm_kvfix.offload.ledger import JobState, Record
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.remote.arguments import layout_parts
 from trtllm_kvfix.offload.remote.keys import root_of
-from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Put, Reply, Spec, StoreState
+from trtllm_kvfix.offload.remote.messages import (
+    Get,
+    Look,
+    Message,
+    Outcome,
+    Outcomes,
+    Progress,
+    Put,
+    Reply,
+    Spec,
+    StoreState,
+)
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
@@ -51,7 +61,9 @@ class PorterHandle:
         self._spec, self._timeout_s = spec, timeout_s
         self._lock = threading.Lock()  # guards what follows
         self._looks_numbered = count(-1, -1)  # puts and gets have the numbers of their jobs
-        self._asked: dict[int, tuple[Message, float]] = {}  # -> since when
+        # Of each kind, what is not answered and since when, the oldest first; and when a call of that kind last ended.
+        self._asked: dict[str, dict[int, tuple[Message, float]]] = {kind.__name__: {} for kind in get_args(Message)}
+        self._moved_on: dict[str, float] = dict.fromkeys(self._asked, 0.0)
         self._answered: deque[tuple[Message, Outcomes]] = deque()  # puts and gets
         self._looks: dict[int, queue.SimpleQueue[Outcomes]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,21 +99,23 @@ class PorterHandle:
                 self._looks.pop(number, None)
         return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
 
-    def put(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
-        """Ask the porter to put these blocks; `take_answered` returns its answer. False if there is no porter now."""
-        return self._send(Put(job, keys, slots))
-
-    def get(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
-        return self._send(Get(job, keys, slots))
+    def ask(self, message: Put | Get) -> bool:
+        """Ask the porter for this; `take_answered` returns its answer. False if there is no porter now."""
+        return self._send(message)
 
     def end_if_stuck(self) -> None:
         """Kill a porter whose call of the store does not end: it would hold up all that come after it."""
         late = monotonic() - self._timeout_s
         with self._lock:
-            is_late = any(since < late for _, since in self._asked.values())
+            is_stuck = any(self._is_stuck(kind, late) for kind in self._asked)
             process = self._process
-        if is_late and process is not None:
+        if is_stuck and process is not None:
             process.kill()
+
+    def _is_stuck(self, kind: str, late: float) -> bool:
+        """Whether no call of this kind has ended since `late`, although one was asked for before."""
+        _, since = next(iter(self._asked[kind].values()), (None, late))
+        return since < late and self._moved_on[kind] < late
 
     def take_answered(self) -> list[tuple[Message, Outcomes]]:
         """Return the messages that have been answered or never will be. Nobody uses their slots any more."""
@@ -121,7 +135,7 @@ class PorterHandle:
         with self._lock:
             if not self.is_up:
                 return False
-            self._asked[message.number] = message, monotonic()
+            self._asked[type(message).__name__][message.number] = message, monotonic()
             self._outbox.put(message)
         return True
 
@@ -177,11 +191,15 @@ class PorterHandle:
             self._note(reply)
             return
         with self._lock:
-            message, _ = self._asked.get(reply.number, (None, 0.0))
+            if isinstance(reply, Progress):
+                self._moved_on[reply.kind] = monotonic()
+                return
+            asked = next((one for one in self._asked.values() if reply.number in one), {})
+            message, _ = asked.get(reply.number, (None, 0.0))
             if isinstance(message, Get) and (reply.error or Outcome.FAILED in reply.outcomes):
                 process.kill()  # and is answered as all that it has been asked
                 return
-            self._asked.pop(reply.number, None)
+            asked.pop(reply.number, None)
             if reply.number in self._looks:
                 self._looks[reply.number].put(reply)
             elif message is not None and not isinstance(message, Look):
@@ -199,10 +217,12 @@ class PorterHandle:
     def _lost(self) -> None:
         """Answer all that the process was asked: it is gone."""
         with self._lock:
-            asked, self._asked = self._asked, {}
+            asked = [each for of_kind in self._asked.values() for each in of_kind.values()]
+            for of_kind in self._asked.values():
+                of_kind.clear()
             if self.is_up:
                 self.is_up, self.text = False, "the process that has the store's client has ended"
-            for message, _ in asked.values():
+            for message, _ in asked:
                 answer = Outcomes(message.number, (), self.text)
                 if not isinstance(message, Look):
                     self._answered.append((message, answer))
@@ -243,7 +263,6 @@ class RemoteWorker(OffloadWorker):
         self._identity = identity  # of what blocks hold, besides their layout; None: there is no remote tier
         self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
         self._pool: HostPool | None = None
-        self._putting: Record | None = None
         self.porter: PorterHandle | None = None
         self.holder: PorterHandle | None = None  # of the segment: nothing that fails in the porter takes it along
 
@@ -285,7 +304,13 @@ class RemoteWorker(OffloadWorker):
         if self.porter is not None:
             self.porter.end_if_stuck()
             self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
-        return super().finished(finished_request_ids, loading_request_ids)
+        stores_over = self._stores_over
+        told = super().finished(finished_request_ids, loading_request_ids)
+        if self.porter is not None and self._stores_over > stores_over:
+            self._take_late()  # what has been stored is put now: an engine without requests has no further iteration
+            self._send_puts()
+            self._begin()
+        return told
 
     def _close(self, until: float) -> bool:
         """Close the porter before the holder, because the pool depends on it."""
@@ -297,7 +322,7 @@ class RemoteWorker(OffloadWorker):
         return super()._close(until)
 
     def _fetch(self, fetch: FetchJob) -> None:
-        if self.porter is not None and self.porter.get(fetch.number, fetch.keys, fetch.slots):
+        if self.porter is not None and self.porter.ask(Get(fetch.number, fetch.keys, fetch.slots)):
             self._ledger.begin(fetch.number, monotonic())
         else:
             self._ledger.end_here(Ended(fetch.number, "there is no store now"))
@@ -308,18 +333,14 @@ class RemoteWorker(OffloadWorker):
         if loading is not None:
             loading.job, loading.is_over = None, False
 
-    def _put_next(self) -> None:
-        """Begin the next put. There is one at a time, because fetches come first."""
-        if self._putting is not None and self._putting.written is JobState.QUEUED:
-            return
-        self._putting = None
-        waiting = self._ledger.waiting(PutJob)
-        while waiting:
-            put = next(iter(waiting))
-            if self.porter is not None and self.porter.put(put.number, put.keys, put.slots):
-                self._putting = self._ledger.begin(put.number, monotonic())
-                return
-            self._ledger.end_here(Ended(put.number, "there is no store now", no_room=True))
+    def _send_puts(self) -> None:
+        """Hand on all puts. The porter has a queue for them, which goes on whatever the engine does."""
+        for put in list(self._ledger.waiting(PutJob)):
+            message = Put(put.number, put.keys, put.slots, put.is_prompt)
+            if self.porter is not None and self.porter.ask(message):
+                self._ledger.begin(put.number, monotonic())
+            else:
+                self._ledger.end_here(Ended(put.number, "there is no store now", no_room=True))
 
     def _ended_here(self) -> list[Ended]:
         if self.porter is not None:
@@ -328,26 +349,31 @@ class RemoteWorker(OffloadWorker):
                 fuse.of(FUSE).blow(f"its thread ended with {self.porter.error}")
             for each in self.porter.take_answered():
                 self._ledger.end_here(self._ended(*each))
-        self._put_next()
+        self._send_puts()
         return super()._ended_here()
 
     def _ended(self, message: Message, answer: Outcomes) -> Ended:
         job = self._ledger[message.number].job
-        nbytes = len(job.slots) * (self._layout.block_bytes if self._layout else 0)
-        failed = [outcome for outcome in answer.outcomes if outcome is not Outcome.WHOLE]
-        if not failed and not answer.error:
-            bytes_, seconds = SUMS[isinstance(message, Put)]
-            bytes_.add(nbytes)
-            seconds.add(answer.seconds)
+        if answer.error:
+            return Ended(job.number, answer.error)
+        outcomes = list(zip(job.slots, answer.outcomes, strict=True))
+        whole = [slot for slot, outcome in outcomes if outcome is Outcome.WHOLE]
+        bytes_, seconds = SUMS[isinstance(message, Put)]
+        bytes_.add(len(whole) * (self._layout.block_bytes if self._layout else 0))
+        seconds.add(answer.seconds)
+        if isinstance(message, Get):
+            if self._transfers is not None:
+                self._transfers.note_filled(whole)
+            bad, lost = (
+                tuple(slot for slot, outcome in outcomes if outcome in these)
+                for these in ({Outcome.BAD}, {*Outcome} - {Outcome.WHOLE})
+            )
+            return Ended(job.number, "", bad, lost_slots=lost)
+        failed = [outcome for _, outcome in outcomes if outcome is not Outcome.WHOLE]
+        if not failed:
             return Ended(job.number, "")
-        bad = [
-            slot
-            for slot, outcome in zip(job.slots, answer.outcomes, strict=False)
-            if outcome is Outcome.BAD
-        ]  # fmt: skip
-        why = answer.error or f"{len(failed)} of {len(job.slots)} blocks are {ENDS[failed[0] - 1]}"
-        is_full = bool(failed) and set(failed) == {Outcome.FULL}
-        return Ended(job.number, why, tuple(bad), no_room=is_full)
+        why = f"{len(failed)} of {len(job.slots)} blocks are {ENDS[failed[0] - 1]}"
+        return Ended(job.number, why, no_room=set(failed) == {Outcome.FULL})
 
     def _noting_the_pool(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
         self._pool = self._make_own_pool(device, block_bytes, ranks)
