@@ -228,7 +228,7 @@ PLACES = [
     f"{FIXES}.token_budget.fix.enters",
     f"{FIXES}.token_budget.fix.batch_tokens",
     f"{FIXES}.token_budget.fix.plan",
-    f"{FIXES}.token_budget.fitting.replace_contexts",
+    f"{FIXES}.token_budget.fix.replace_contexts",
 ]
 
 

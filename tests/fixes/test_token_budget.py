@@ -13,8 +13,8 @@ from tests.fixes.proofs import Broken
 from tests.standin.admissions import SHARED_LEAF, family, leave_a_leaf
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batches import context_tokens, generation_tokens
-from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, plan
-from trtllm_kvfix.fixes.token_budget.fitting import batch_tokens as tokens_of
+from trtllm_kvfix.fixes.token_budget.fix import Limits, Made, Plan, plan
+from trtllm_kvfix.fixes.token_budget.fix import batch_tokens as tokens_of
 
 
 def nobody(_: Any) -> bool:

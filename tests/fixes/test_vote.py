@@ -56,7 +56,7 @@ def budget_steps(rank: int, comm: Communicator, *, chunked: bool, split: bool, c
 @pytest.mark.parametrize("times", [0, 1, 10**9], ids=["never", "once", "always"])
 @pytest.mark.parametrize(
     "place",
-    ["token_budget.fix.enters", "token_budget.fix.batch_tokens", "token_budget.fitting.replace_contexts"],
+    ["token_budget.fix.enters", "token_budget.fix.batch_tokens", "token_budget.fix.replace_contexts"],
 )
 def test_a_batch_is_cut_on_both_ranks_or_on_none(
     monkeypatch: pytest.MonkeyPatch, place: str, times: int, chunked: bool, split: bool, changes: Callable[[int], bool]
