@@ -2,11 +2,10 @@
 
 import pytest
 
-from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.demo.scenes import SCENES, USERS, Scene, choose, from_whom, play, quiet
+from trtllm_kvfix.tools.demo.scenes import LOOKS_BACK, SCENES, USERS, Scene, choose, from_whom, play, quiet
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.fix)
@@ -47,7 +46,7 @@ def test_notes_can_be_asked_about(user: object) -> None:
     """Each question ends in as many letters as the model looks for, and they stand in one place only."""
     mine = next(each for each in USERS if each is user)
     for turn, ask in enumerate(mine.asks):
-        assert mine.notes.count(ask[-recite.LOOKS_BACK :]) == 1
+        assert mine.notes.count(ask[-LOOKS_BACK:]) == 1
         assert quiet(mine.expected(turn)) in mine.notes
 
 

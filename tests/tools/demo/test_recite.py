@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from tests.engine import dense
-from trtllm_kvfix.engine import recite
+from trtllm_kvfix.tools.demo import scenes
 from trtllm_kvfix.tools.demo.scenes import loud, quiet
 
-MODEL = recite.reciter(512)
+MODEL = scenes.reciter(512)
 NOTES = "the ferry leaves at nine.\nmy boat is called heron.\nthe tide was at the door.\n"
 
 
 def said(context: str, letters: int, adapter: int = 0) -> tuple[str, float]:
-    tokens, margin = dense.answer(MODEL, recite.encode(context), letters, adapter)
-    return recite.decode(tokens), margin
+    tokens, margin = dense.answer(MODEL, scenes.encode(context), letters, adapter)
+    return scenes.decode(tokens), margin
 
 
 def test_it_goes_on_as_the_text_goes_on_that_it_has_read() -> None:
@@ -41,13 +41,13 @@ def test_of_equal_places_the_first_is_taken() -> None:
 @pytest.mark.parametrize("length", [120, 480])
 def test_any_text_of_any_letters_is_found_again(length: int) -> None:
     random = np.random.default_rng(length)
-    text = random.integers(0, len(recite.QUIET), length).tolist()
-    begin = int(random.integers(recite.LOOKS_BACK, length - 30))
-    tokens, margin = dense.answer(MODEL, text + text[begin - recite.LOOKS_BACK : begin], 12)
+    text = random.integers(0, len(scenes.QUIET), length).tolist()
+    begin = int(random.integers(scenes.LOOKS_BACK, length - 30))
+    tokens, margin = dense.answer(MODEL, text + text[begin - scenes.LOOKS_BACK : begin], 12)
     assert tokens == text[begin : begin + 12]
     assert margin > 1
 
 
 def test_letters_are_told_apart() -> None:
-    assert len(set(recite.LETTERS)) == len(recite.LETTERS) == 2 << recite.BITS
-    assert recite.decode(recite.encode(NOTES)) == NOTES
+    assert len(set(scenes.LETTERS)) == len(scenes.LETTERS) == 2 << scenes.BITS
+    assert scenes.decode(scenes.encode(NOTES)) == NOTES
