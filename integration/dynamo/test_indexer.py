@@ -18,8 +18,7 @@ import pytest
 
 from tests.core.scenes import BLOCK, leave_behind, manager, prompt, push_to_host
 from tests.ports import free_ports
-from trtllm_kvfix.events.publisher import Publisher
-from trtllm_kvfix.events.wire import Shape, Translator
+from trtllm_kvfix.events.publisher import Publisher, Shape, Translator
 from trtllm_kvfix.native import BlockManager
 
 pytest.importorskip("zmq")

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.core.scenes import BLOCK, leave_behind, manager, prompt
-from trtllm_kvfix.events.publisher import END
-from trtllm_kvfix.events.wire import Translator
+from trtllm_kvfix.events.publisher import END, Translator
 
 zmq = pytest.importorskip("zmq")
 msgspec = pytest.importorskip("msgspec")

@@ -11,8 +11,7 @@ from tests.core.scenes import BLOCK, leave_behind, manager, prompt
 from tests.events.asking import WAIT_MS, answers, asked, one_block
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.events import publisher as module
-from trtllm_kvfix.events.publisher import END, QUESTIONS_AT_ONCE, Publisher
-from trtllm_kvfix.events.wire import Shape, Translator
+from trtllm_kvfix.events.publisher import END, QUESTIONS_AT_ONCE, Publisher, Shape, Translator
 
 zmq = pytest.importorskip("zmq")
 msgspec = pytest.importorskip("msgspec")
@@ -194,8 +193,7 @@ def test_a_closed_publisher_says_so() -> None:
 FORKS = """
 import os, signal, sys
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.events.publisher import Publisher
-from trtllm_kvfix.events.wire import Translator
+from trtllm_kvfix.events.publisher import Publisher, Translator
 
 publisher = Publisher(Translator(), "inproc://live", replay_endpoint="inproc://replay")
 child = os.fork()

@@ -7,8 +7,7 @@ import pytest
 
 from tests.events.asking import WAIT_MS, answers, asked, one_block, zmq
 from trtllm_kvfix.events import publisher as module
-from trtllm_kvfix.events.publisher import Publisher
-from trtllm_kvfix.events.wire import Translator
+from trtllm_kvfix.events.publisher import Publisher, Translator
 
 
 def three_published(publisher: Publisher, translator: Translator) -> None:

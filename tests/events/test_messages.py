@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.scenes import BLOCK, hashes, leave_behind, manager, prompt, push_to_host, run_transfers, tiers_of
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.events.wire import FIRST_HALF, Message, Translator
+from trtllm_kvfix.events.publisher import FIRST_HALF, Message, Translator
 from trtllm_kvfix.native import BlockManager
 
 DIGEST = bytes(range(32))
