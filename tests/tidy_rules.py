@@ -218,8 +218,8 @@ RULES = [
         "text = file.read_text()",
         "text = text_of(file, BYTES_MAX)",
         # The kernel's files and ours, and files that a command line names, which may be a pipe of the shell.
-        except_paths=r"trtllm_kvfix/(engine/machine|hazards/script|machine|offload/host_tier|overlay/(hook_file|watcher)|pages|runtime_files"
-        r"|tools/replay/source)\.py",
+        except_paths=r"trtllm_kvfix/(engine/machine|machine|offload/host_tier|overlay/(hook_file|watcher)|pages|"
+        r"runtime_files|tools/(replay/source|reproduce))\.py",
     ),
     Rule("asserts can fail", r"(tests|bench)/.*\.py", constant_asserts, "assert True", "assert x"),
     Rule(

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.hazards import table
+from trtllm_kvfix.tools.reproduce import script_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = {hazard.id.lower(): table.script_of(hazard) for hazard in table.HAZARDS}
+SCRIPTS = {hazard.id.lower(): script_of(hazard) for hazard in table.HAZARDS}
 LINES_MAX = 160
 SHOWS, CLEAN, NOTHING_TO_SEE = 1, 0, 2
 

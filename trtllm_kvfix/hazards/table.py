@@ -1,12 +1,10 @@
 """The table: each hazard with its facts and, for each ground, its scenario or the reason why there is none.
 
-`verify`, `selfcheck` and `demo` show a column each; `reproduce` has the script of each row.
+`verify`, `selfcheck` and `demo` show a column each; `reproduce` shows the reproducer of each row.
 """
 
 from importlib import import_module
-from pathlib import Path
 
-from trtllm_kvfix.hazards import script
 from trtllm_kvfix.hazards.hazard import Hazard, Scenario
 
 # Each has its folder here, and its page in docs/hazards under the same name, with `-` for `_`.
@@ -38,11 +36,6 @@ def room_of(hazard: Hazard) -> str:
 def page_of(hazard: Hazard) -> str:
     """The page's name in docs/hazards."""
     return f"{room_of(hazard).replace('_', '-')}.md"
-
-
-def script_of(hazard: Hazard) -> str:
-    """The reproducer as one file, which needs nothing of this package."""
-    return script.whole(Path(__file__).with_name(room_of(hazard)) / "reproducer.py")
 
 
 def scenarios() -> tuple[Scenario, ...]:

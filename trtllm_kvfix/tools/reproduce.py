@@ -1,10 +1,17 @@
-"""`trtllm-kvfix reproduce`: prints or runs the script of a hazard, which needs nothing of this package."""
+"""`trtllm-kvfix reproduce`: prints or runs the script of a hazard, which needs nothing of this package.
+
+The script is the hazard's reproducer as one file, with what it takes from other modules of ours written out. People
+attach it to an issue of TensorRT-LLM, so it has to run where this package is not.
+"""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeGuard
 
 import click
 
@@ -13,6 +20,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import Hazard
 
+OURS = f"{__name__.partition('.')[0]}."
 IDS = tuple(hazard.id for hazard in table.HAZARDS)
 
 
@@ -36,17 +44,17 @@ def reproduce(which: str | None, script: bool) -> None:
         return
     hazard = _hazard(which)
     if script:
-        click.echo(table.script_of(hazard), nl=False)
+        click.echo(script_of(hazard), nl=False)
         return
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{hazard.id.lower()}.py"
-        path.write_text(table.script_of(hazard), encoding="utf-8")
+        path.write_text(script_of(hazard), encoding="utf-8")
         sys.exit(subprocess.run([sys.executable, str(path)], check=False).returncode)
 
 
 def shown(hazard: Hazard) -> str:
     """The first line of the script, without the hazard's name."""
-    said = ast.get_docstring(ast.parse(table.script_of(hazard))) or ""
+    said = ast.get_docstring(ast.parse(script_of(hazard))) or ""
     return said.partition("\n")[0].removeprefix(f"{hazard.id}: ")
 
 
@@ -55,3 +63,72 @@ def _hazard(name: str) -> Hazard:
         if hazard.id == name.upper():
             return hazard
     raise SettingsError(f"HAZARD is '{name}', which is not known; known are {', '.join(IDS)}")
+
+
+# ---- the script ----
+
+
+def script_of(hazard: Hazard) -> str:
+    return _whole(Path(table.__file__).with_name(table.room_of(hazard)) / "reproducer.py")
+
+
+def _whole(reproducer: Path) -> str:
+    """What it imports from us stands where the imports were, which come one behind the other."""
+    lines, statements = _parsed(reproducer)
+    imports = [each for each in statements if _is_ours(each)]
+    if not imports:
+        return "".join(lines)
+    known = {line for each in statements for line in _pieces(lines, each)}
+    pieces = [each for each in dict.fromkeys(_needed_for(imports)) if each not in known]
+    modules = sorted(each for each in pieces if each.startswith(("from ", "import ")))
+    bodies = [each for each in pieces if each.startswith(("class ", "def "))]
+    constants = [each for each in pieces if each not in modules and each not in bodies]
+    head = "".join((*lines[: imports[0].lineno - 1], *modules, "\n", *constants))
+    return "\n\n".join((head, *bodies, "".join(lines[imports[-1].end_lineno :]).lstrip("\n")))
+
+
+def _needed_for(imports: list[ast.ImportFrom]) -> Iterator[str]:
+    """The statements that these imports stand for, and those that they need, as a module has them."""
+    for each in imports:
+        spec = find_spec(each.module or "")
+        assert spec is not None and spec.origin is not None, f"{each.module} is one of ours"
+        lines, statements = _parsed(Path(spec.origin))
+        names, needed = _defined(each), set[ast.stmt]()
+        while more := {one for one in statements if one not in needed and names & _defined(one)}:
+            needed |= more
+            names |= {node.id for one in more for node in ast.walk(one) if isinstance(node, ast.Name)}
+        yield from _needed_for([one for one in statements if one in needed and _is_ours(one)])
+        for one in statements:
+            if one in needed and not _is_ours(one):
+                yield from _pieces(lines, one, names)
+
+
+def _pieces(lines: list[str], statement: ast.stmt, names: set[str] | None = None) -> list[str]:
+    """The statement as it stands there, or one import for each name. `names`: those that are of interest."""
+    if not isinstance(statement, ast.ImportFrom):
+        # Whole lines, so with a comment that stands behind it.
+        return ["".join(lines[statement.lineno - 1 : statement.end_lineno])]
+    of_module = (alias.name for alias in statement.names if names is None or alias.name in names)
+    return [f"from {statement.module} import {name}\n" for name in of_module]
+
+
+def _parsed(path: Path) -> tuple[list[str], list[ast.stmt]]:
+    text = path.read_text(encoding="utf-8")
+    return text.splitlines(keepends=True), ast.parse(text).body
+
+
+def _is_ours(statement: ast.stmt) -> TypeGuard[ast.ImportFrom]:
+    return isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(OURS)
+
+
+def _defined(statement: ast.stmt) -> set[str]:
+    """The names that other statements know it by."""
+    match statement:
+        case ast.Import() | ast.ImportFrom():
+            return {alias.asname or alias.name for alias in statement.names}
+        case ast.FunctionDef() | ast.ClassDef():
+            return {statement.name}
+        case ast.Assign():
+            stored = (node for target in statement.targets for node in ast.walk(target))
+            return {node.id for node in stored if isinstance(node, ast.Name)}
+    return set()
