@@ -15,11 +15,11 @@ from time import perf_counter
 
 from measure import RESULTS, Row, Summary, pin_to_one_core, report
 
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import CacheShape
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import read_trace
-from trtllm_kvfix.tools.replay.workload import generate
 
 ROUNDS = 5
 # An 8B model with 60 GiB for its cache, as in docs/replay.md.

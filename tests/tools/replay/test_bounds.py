@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.contents import Runs, contents_of, evened
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
 from trtllm_kvfix.tools.replay.runs import Run, comparison, execute, sweep
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
-from trtllm_kvfix.tools.replay.workload import generate
 
 from .shapes import cold, shape, tiny_workload, workload
 

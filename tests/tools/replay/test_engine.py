@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 from trtllm_kvfix.tools.replay import engine
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.outcome import Admission, Outcome
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
-from trtllm_kvfix.tools.replay.workload import generate
 
 from .shapes import cold, shape, tiny_workload, workload
 from .watcher import Watcher

@@ -2,9 +2,9 @@
 
 import pytest
 
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.outcome import CacheShape, HostTierKind, Outcome
-from trtllm_kvfix.tools.replay.workload import generate
 
 from .real_tier import BLOCK_BYTES, RealTier
 from .shapes import tiny_workload

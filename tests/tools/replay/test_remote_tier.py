@@ -8,10 +8,10 @@ import pytest
 from tests.offload.remote.porter_double import Key, planted, sealed
 from trtllm_kvfix.offload.remote import puts
 from trtllm_kvfix.tools.replay import host_tier
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.host_tier import Store
 from trtllm_kvfix.tools.replay.outcome import HostAdmission, HostTierKind
-from trtllm_kvfix.tools.replay.workload import generate
 
 from .real_tier import BLOCK_BYTES, RealTier
 

@@ -9,9 +9,9 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 from trtllm_kvfix.tools import pictures
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.replay import engine
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.report import plot
 from trtllm_kvfix.tools.replay.runs import comparison, execute, sweep
-from trtllm_kvfix.tools.replay.workload import generate
 
 
 def test_more_host_memory_serves_more_until_everything_fits() -> None:

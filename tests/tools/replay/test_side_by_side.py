@@ -13,6 +13,7 @@ import pytest
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.tools.replay import runs as runs_module
+from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
 from trtllm_kvfix.tools.replay.runs import (
     WORTH_A_PROCESS,
@@ -24,7 +25,6 @@ from trtllm_kvfix.tools.replay.runs import (
     sweep,
     usable_cores,
 )
-from trtllm_kvfix.tools.replay.workload import generate
 
 from .shapes import cold, tiny_workload, workload
 

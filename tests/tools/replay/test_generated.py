@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from trtllm_kvfix.tools.replay.command import GENERATORS, generate
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.outcome import Admission
-from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
 
 
 @pytest.mark.parametrize("seed", range(4))
