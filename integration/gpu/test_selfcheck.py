@@ -14,7 +14,7 @@ from tests.overlay.upstream_double import ROOT  # noqa: E402  not there where th
 from tests.standin.fixture import STANDIN, VARIANTS  # noqa: E402
 from trtllm_kvfix.fixes import ALL  # noqa: E402
 from trtllm_kvfix.overlay.fix import State  # noqa: E402
-from trtllm_kvfix.tools.selfcheck import children, report, steps  # noqa: E402
+from trtllm_kvfix.tools.selfcheck import report, steps  # noqa: E402
 
 LIMIT_S = 120
 
@@ -25,7 +25,7 @@ def test_every_fix_holds(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     monkeypatch.setenv("STANDIN_VARIANT", variant)
     monkeypatch.setenv("STANDIN_DEVICE", "torch")
     monkeypatch.setenv("PYTHONPATH", f"{STANDIN}:{STANDIN / 'with_nixl'}:{ROOT}")
-    found = report.compose(children.run(steps.names(), limit_s=LIMIT_S))
+    found = report.compose(steps.run(steps.names(), limit_s=LIMIT_S))
     assert found["problems"] == []
     needed = {fix.id for fix in ALL if fix.expected[variant] is State.NEEDED}
     seen = {each["name"]: each["verdict"] for each in found["scenarios"] if each["fix"] in needed}

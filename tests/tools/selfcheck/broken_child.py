@@ -10,7 +10,7 @@ from tests.fixes.proofs import as_it_was
 from tests.tools.selfcheck.ground import StandInGround
 from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.fixes.token_budget.fix import Limits, Plan, batch_tokens
-from trtllm_kvfix.tools.selfcheck.children import main
+from trtllm_kvfix.tools.selfcheck.steps import main
 
 wait = InputFence.wait
 

@@ -3,7 +3,7 @@
 import sys
 
 from tests.tools.selfcheck.ground import StandInGround
-from trtllm_kvfix.tools.selfcheck.children import main
+from trtllm_kvfix.tools.selfcheck.steps import main
 
 if __name__ == "__main__":
     main(sys.argv[1:], StandInGround)

@@ -2,7 +2,7 @@
 
 import sys
 
-from trtllm_kvfix.tools.selfcheck import children
+from trtllm_kvfix.tools.selfcheck import steps
 from trtllm_kvfix.tools.selfcheck.steps import Outcome
 
 CHILD = """
@@ -26,7 +26,7 @@ RIGHT = Outcome("right")
 
 def test_a_child_that_dies_costs_one_step() -> None:
     told: list[int] = []
-    outcomes = children.run(["a", "segfaults", "b", "exits", "c"], limit_s=60, child=COMMAND, ended=told.append)
+    outcomes = steps.run(["a", "segfaults", "b", "exits", "c"], limit_s=60, child=COMMAND, ended=told.append)
     assert outcomes == {
         "a": RIGHT,
         "segfaults": Outcome("died", "the process was ended by SIGSEGV"),
@@ -38,10 +38,10 @@ def test_a_child_that_dies_costs_one_step() -> None:
 
 
 def test_a_child_that_hangs_is_ended() -> None:
-    outcomes = children.run(["hangs", "a"], limit_s=5, child=COMMAND)
+    outcomes = steps.run(["hangs", "a"], limit_s=5, child=COMMAND)
     assert outcomes == {"hangs": Outcome("died", "it did not end within 5 s"), "a": RIGHT}
 
 
 def test_a_child_that_does_not_start_is_the_outcome_of_every_step() -> None:
-    outcomes = children.run(["a", "b"], limit_s=60, child=(sys.executable, "-c", "raise SystemExit(5)"))
+    outcomes = steps.run(["a", "b"], limit_s=60, child=(sys.executable, "-c", "raise SystemExit(5)"))
     assert set(outcomes.values()) == {Outcome("died", "the process exited with 5")}

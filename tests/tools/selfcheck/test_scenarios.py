@@ -10,7 +10,7 @@ from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import Fix, State
-from trtllm_kvfix.tools.selfcheck import children, report, steps
+from trtllm_kvfix.tools.selfcheck import report, steps
 from trtllm_kvfix.tools.selfcheck.report import judged
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome
 
@@ -29,7 +29,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, variant: str, names: list[str], child
     monkeypatch.setenv("STANDIN_VARIANT", variant)
     monkeypatch.setenv("PYTHONPATH", f"{STANDIN}:{STANDIN / 'with_nixl'}:{ROOT}")
     command = (sys.executable, "-m", f"tests.tools.selfcheck.{child}")
-    return children.run(names, limit_s=LIMIT_S, child=command)
+    return steps.run(names, limit_s=LIMIT_S, child=command)
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, variant: str, child: str = "child") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.upstream import PACKAGE, exists
-from trtllm_kvfix.tools.selfcheck import children, report, steps
+from trtllm_kvfix.tools.selfcheck import report, steps
 from trtllm_kvfix.written import check_folder, write
 
 STEP_S_MAX = 300.0
@@ -56,7 +56,7 @@ def selfcheck(out: Path, limit_s: float) -> None:
 
     names = steps.names()
     with progress_bar("selfcheck", len(names)) as ended:
-        outcomes = children.run(names, limit_s=limit_s, ended=ended)
+        outcomes = steps.run(names, limit_s=limit_s, ended=ended)
     found = report.compose(outcomes)
     show(found)
     write("--out", out, lambda: json.dumps(found, indent=2) + "\n")
