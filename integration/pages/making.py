@@ -12,8 +12,7 @@ from hostrace import page as watch_page
 from hostrace.races import NUMBERS, Frame, Race, Stack
 from hostrace.report import Report
 from tools.docs.pictures import CASES, RECORD, SCENES
-from trtllm_kvfix.tools.demo import outcome as demo
-from trtllm_kvfix.tools.demo import report as demo_page
+from trtllm_kvfix.tools.demo import report as demo
 from trtllm_kvfix.tools.verify import outcome as verify
 from trtllm_kvfix.tools.verify import page as verify_page
 
@@ -49,7 +48,7 @@ def recorded(name: str, folder: Path) -> Path:
         played = demo.Report(
             version="1.2.3", device="simulated", simulated=True, seed=0, scenes=scenes, scenes_planned=len(scenes)
         )
-        text = demo_page.page(played)
+        text = demo.page(played)
     else:
         text = watch_page.page(races())
     file = folder / f"{name}-recorded.html"

@@ -17,7 +17,7 @@ from typing import Any
 
 from tools.docs import admission, layers
 from tools.docs.svg import LINE, MARGIN, lane, picture, text, wrapped
-from trtllm_kvfix.tools.demo.outcome import AnswerRead, SceneOutcome
+from trtllm_kvfix.tools.demo.report import AnswerRead, SceneOutcome
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome
 from trtllm_kvfix.tools.verify.page import WIDTH, Scale, common_scale, drawn, moments
 

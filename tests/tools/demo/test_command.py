@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.tools.demo import command, scenes
-from trtllm_kvfix.tools.demo.outcome import SceneOutcome
+from trtllm_kvfix.tools.demo.report import SceneOutcome
 
 
 def run(*arguments: str | Path) -> Result:

@@ -11,8 +11,7 @@ from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
-from trtllm_kvfix.tools.demo.outcome import Report, SceneOutcome
-from trtllm_kvfix.tools.demo.report import Printer, page, picture
+from trtllm_kvfix.tools.demo.report import Printer, Report, SceneOutcome, page, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write

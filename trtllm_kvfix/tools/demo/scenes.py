@@ -20,7 +20,7 @@ from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.tools.demo.outcome import AnswerRead, Arm, SceneOutcome
+from trtllm_kvfix.tools.demo.report import AnswerRead, Arm, SceneOutcome
 
 # ---- the model that recites ----
 
