@@ -13,8 +13,8 @@ from hostrace.races import NUMBERS, Frame, Race, Stack
 from hostrace.report import Report
 from tools.docs.pictures import CASES, RECORD, SCENES
 from trtllm_kvfix.tools.demo import report as demo
-from trtllm_kvfix.tools.verify import outcome as verify
 from trtllm_kvfix.tools.verify import page as verify_page
+from trtllm_kvfix.tools.verify import report as verify
 
 NAMES = ("verify", "demo", "watch")
 

@@ -8,7 +8,7 @@ from trtllm_kvfix.hazards.h2_block_offsets_v2.device import DroppedSnapshot, Nex
 from trtllm_kvfix.hazards.offsets import ROWS, SHAPE, Rows
 from trtllm_kvfix.native import DeviceArray, PinnedArray
 from trtllm_kvfix.tools.verify.cases import CASES
-from trtllm_kvfix.tools.verify.outcome import (
+from trtllm_kvfix.tools.verify.report import (
     ArmOutcome,
     CaseOutcome,
     DeviceInfo,

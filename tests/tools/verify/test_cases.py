@@ -9,7 +9,7 @@ from trtllm_kvfix.hazards.h2_block_offsets_v2.device import kernel_output
 from trtllm_kvfix.hazards.h5_transfer_order.device import Ordered, Unordered
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.tools.verify.cases import CASES, NAMES, run_case, select
-from trtllm_kvfix.tools.verify.outcome import Verdict
+from trtllm_kvfix.tools.verify.report import Verdict
 
 from .doubles import named, unfixed, vacuous
 

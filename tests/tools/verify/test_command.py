@@ -13,7 +13,7 @@ from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.verify import cases, command
 from trtllm_kvfix.tools.verify.cases import run_case
-from trtllm_kvfix.tools.verify.outcome import CaseOutcome, Report
+from trtllm_kvfix.tools.verify.report import CaseOutcome, Report
 
 from .doubles import unfixed, vacuous
 

@@ -2,8 +2,7 @@
 
 from trtllm_kvfix.hazards.case import ControlKind
 from trtllm_kvfix.tools.verify.cases import CASES
-from trtllm_kvfix.tools.verify.outcome import DeviceInfo
-from trtllm_kvfix.tools.verify.report import complaints, conclusion, notes
+from trtllm_kvfix.tools.verify.report import DeviceInfo, complaints, conclusion, notes
 
 from .doubles import arm, outcome, report
 

@@ -10,7 +10,7 @@ from trtllm_kvfix.hazards.case import Comparison
 from trtllm_kvfix.hazards.h1_block_offsets_v1.device import InPlace, RefilledTable
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.tools.verify.cases import Iteration, first_wrong, run_case, run_side, typical
-from trtllm_kvfix.tools.verify.outcome import Verdict
+from trtllm_kvfix.tools.verify.report import Verdict
 
 from .doubles import AT, arm, named, outcome
 

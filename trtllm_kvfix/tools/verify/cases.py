@@ -20,7 +20,7 @@ from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
 from trtllm_kvfix.hazards.h5_transfer_order import device as transfer_order
 from trtllm_kvfix.hazards.h9_graph_inputs import device as graph_inputs
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
+from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
 
 CASES: tuple[Case, ...] = (
     *offsets_v1.CASES,

@@ -14,9 +14,8 @@ from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.tools.verify.cases import NAMES, run_case, select
-from trtllm_kvfix.tools.verify.outcome import CaseOutcome, DeviceInfo, Report, Verdict
 from trtllm_kvfix.tools.verify.page import page
-from trtllm_kvfix.tools.verify.report import print_report
+from trtllm_kvfix.tools.verify.report import CaseOutcome, DeviceInfo, Report, Verdict, print_report
 from trtllm_kvfix.written import check_folder, write
 
 

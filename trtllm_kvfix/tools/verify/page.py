@@ -9,8 +9,19 @@ from math import floor, log10
 
 from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.plurals import form, number_of
-from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, LaneOutcome, Report, Timeline, Verdict
-from trtllm_kvfix.tools.verify.report import complaints, conclusion, corrupt, notes, pending
+from trtllm_kvfix.tools.verify.report import (
+    ArmOutcome,
+    CaseOutcome,
+    LaneOutcome,
+    Report,
+    Timeline,
+    Verdict,
+    complaints,
+    conclusion,
+    corrupt,
+    notes,
+    pending,
+)
 from trtllm_kvfix.tools.verify.report import facts as run_facts
 
 LABELS, HELD, RUNS, RIGHT = 128, 500, 260, 28  # widths: names of lanes, gate closed, gate open, margin
