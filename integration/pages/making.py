@@ -13,7 +13,6 @@ from hostrace.races import NUMBERS, Frame, Race, Stack
 from hostrace.report import Report
 from tools.docs.pictures import CASES, RECORD, SCENES
 from trtllm_kvfix.tools.demo import report as demo
-from trtllm_kvfix.tools.verify import page as verify_page
 from trtllm_kvfix.tools.verify import report as verify
 
 NAMES = ("verify", "demo", "watch")
@@ -42,7 +41,7 @@ def recorded(name: str, folder: Path) -> Path:
         report = verify.Report(
             version="1.2.3", device=device, iterations=20, seed=0, cases=cases, cases_planned=len(cases)
         )
-        text = verify_page.page(report)
+        text = verify.page(report)
     elif name == "demo":
         scenes = [demo.SceneOutcome.model_validate(record[key]) for key in SCENES]
         played = demo.Report(

@@ -18,8 +18,7 @@ from typing import Any
 from tools.docs import admission, layers
 from tools.docs.svg import LINE, MARGIN, lane, picture, text, wrapped
 from trtllm_kvfix.tools.demo.report import AnswerRead, SceneOutcome
-from trtllm_kvfix.tools.verify.page import WIDTH, Scale, common_scale, drawn, moments
-from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome
+from trtllm_kvfix.tools.verify.report import WIDTH, ArmOutcome, CaseOutcome, Scale, common_scale, drawn, moments
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "hazards" / "pictures"
 RECORD = FOLDER / "recorded.json"

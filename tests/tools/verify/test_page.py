@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.tools.verify.cases import run_case
-from trtllm_kvfix.tools.verify.page import LABELS, WIDTH, Scale, common_scale, drawn, page
-from trtllm_kvfix.tools.verify.report import CaseOutcome, LaneOutcome
+from trtllm_kvfix.tools.verify.report import LABELS, WIDTH, CaseOutcome, LaneOutcome, Scale, common_scale, drawn, page
 
 from .doubles import AT, arm, named, outcome, report
 

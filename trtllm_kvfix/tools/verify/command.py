@@ -14,8 +14,7 @@ from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.tools.verify.cases import NAMES, run_case, select
-from trtllm_kvfix.tools.verify.page import page
-from trtllm_kvfix.tools.verify.report import CaseOutcome, DeviceInfo, Report, Verdict, print_report
+from trtllm_kvfix.tools.verify.report import CaseOutcome, DeviceInfo, Report, Verdict, page, print_report
 from trtllm_kvfix.written import check_folder, write
 
 

@@ -1,11 +1,17 @@
-"""What a run of `verify` found: the models that `--json` prints, a table, and plain words.
+"""What a run of `verify` found: the models that `--json` prints, a table with plain words, and an HTML page.
 
-Nothing is counted here.
+The page needs nothing else. It has the verdict, the figures, and a measured timeline of every arm. Nothing is counted
+here.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from enum import Enum
+from html import escape
+from itertools import groupby
+from math import floor, log10
 
 from pydantic import BaseModel, ConfigDict, computed_field
 from rich.console import Console
@@ -13,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trtllm_kvfix.hazards.case import ControlKind
-from trtllm_kvfix.plurals import number_of
+from trtllm_kvfix.pages import filled, paragraphs
+from trtllm_kvfix.plurals import form, number_of
 
 
 class Verdict(str, Enum):
@@ -124,6 +131,8 @@ class Report(_Found):
     def proven(self) -> bool:
         return not self.partial and all(case.verdict is Verdict.PROVEN for case in self.cases)
 
+
+# ---- the text ----
 
 STYLES = {
     Verdict.PROVEN: "green",
@@ -241,3 +250,282 @@ def _proven(report: Report) -> str:
         return f"Proven: nothing. {rest}"
     cases = f"{len(proven)} of {number_of(len(report.cases), 'case')}"
     return f"Proven {where}: in {cases} the control corrupts every time and the fix never does. {rest}"
+
+
+# ---- a timeline ----
+
+LABELS, HELD, RUNS, RIGHT = 128, 500, 260, 28  # widths: names of lanes, gate closed, gate open, margin
+WIDTH = LABELS + HELD + RUNS + RIGHT
+TOP, LANE, GAP, AXIS = 44, 34, 12, 34
+MARK_RADIUS = 10
+TICKS_MAX = 8
+CHARACTER = 6.6  # width of one, about, in the font size of a bar
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Microseconds to pixels, the same for all arms of a case before the gate is opened, and again after it."""
+
+    held_us: float
+    runs_us: float
+
+    def x(self, at: Timeline, us: float) -> float:
+        held = min(us, at.opened_us) / self.held_us * HELD
+        return LABELS + held + max(us - at.opened_us, 0.0) / self.runs_us * RUNS
+
+    def ticks(self) -> Iterator[float]:
+        """Multiples of 1, 2 or 5 times a power of ten, while the gate is closed."""
+        rough = self.held_us / TICKS_MAX
+        power: float = 10.0 ** floor(log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+        yield from (step * number for number in range(int(self.held_us / step) + 1))
+
+
+def common_scale(arms: Sequence[ArmOutcome]) -> Scale:
+    timelines = [arm.timeline for arm in arms]
+    return Scale(max(at.opened_us for at in timelines), max(at.done_us - at.opened_us for at in timelines))
+
+
+def marks(at: Timeline) -> tuple[float, float, float, float]:
+    """The moments that the legend explains, numbered from 1: call, disturbance, gate opened, seen done."""
+    return at.call_us, at.disturb_us, at.opened_us, at.done_us
+
+
+def drawn(arm: ArmOutcome, scale: Scale) -> str:
+    height = TOP + (1 + len(arm.lanes)) * (LANE + GAP) + AXIS
+    return "\n".join(
+        (
+            f'<svg class="timeline" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(description(arm))}">',
+            *axis(scale, arm.timeline, height),
+            *gate(scale, arm),
+            *host_lane(scale, arm),
+            *(part for row, lane in enumerate(arm.lanes, 1) for part in device_lane(scale, arm, lane, row)),
+            *reach(scale, arm),
+            *numbers(scale, arm.timeline),
+            "</svg>",
+        )
+    )
+
+
+def description(arm: ArmOutcome) -> str:
+    at = arm.timeline
+    return (
+        f"Call from {at.call_us:.1f} to {at.returned_us:.1f} microseconds; {arm.meanwhile}, from {at.disturb_us:.1f} "
+        f"to {at.disturbed_us:.1f}; gate opened at {at.opened_us:.1f}; seen done at {at.done_us:.1f}: {arm.effect}"
+    )
+
+
+def top_of(row: int) -> float:
+    return TOP + row * (LANE + GAP)
+
+
+def axis(scale: Scale, at: Timeline, height: float) -> Iterator[str]:
+    bottom = height - AXIS + 4
+    opened, done = scale.x(at, at.opened_us), scale.x(at, at.done_us)
+    for us in scale.ticks():
+        x = scale.x(at, us)
+        if us > at.opened_us:
+            break
+        yield f'<line class="grid" x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{bottom}"/>'
+        if x < opened - 20:
+            yield f'<text class="tick" x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{us:g}</text>'
+    yield f'<text class="tick" x="{LABELS - 12}" y="{bottom + 15}" text-anchor="end">µs</text>'
+    y = bottom + 6
+    yield f'<path class="span" d="M{opened:.1f} {y - 4}v8M{done:.1f} {y - 4}v8M{opened:.1f} {y}H{done:.1f}"/>'
+    text = f"{at.done_us - at.opened_us:.0f} µs, another scale"
+    yield f'<text class="tick" x="{opened:.1f}" y="{bottom + 22}">{text}</text>'
+
+
+def gate(scale: Scale, arm: ArmOutcome) -> Iterator[str]:
+    """The time in which the device may not begin what is behind the gate, over the lanes that it holds."""
+    left, right = scale.x(arm.timeline, 0), scale.x(arm.timeline, arm.timeline.opened_us)
+    for row, lane in enumerate(arm.lanes, 1):
+        if not lane.early:
+            yield f'<rect class="held" x="{left:.1f}" y="{top_of(row)}" width="{right - left:.1f}" height="{LANE}"/>'
+    bottom = top_of(len(arm.lanes)) + LANE
+    yield f'<line class="gate" x1="{right:.1f}" y1="{top_of(0) - 6}" x2="{right:.1f}" y2="{bottom + 4}"/>'
+
+
+def host_lane(scale: Scale, arm: ArmOutcome) -> Iterator[str]:
+    at = arm.timeline
+    yield label(0, "host")
+    yield from bar(scale, at, 0, (at.call_us, at.returned_us), "call", "call")
+    if len(arm.lanes) == 1:
+        yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), "overwrite", "overwrite")
+    else:
+        yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), "watch", "waits")
+
+
+def device_lane(scale: Scale, arm: ArmOutcome, lane: LaneOutcome, row: int) -> Iterator[str]:
+    at = arm.timeline
+    kind = "wrong" if arm.corrupt else "right"
+    yield label(row, lane.name)
+    if lane.early:
+        yield from bar(scale, at, row, (at.call_us, at.disturbed_us), kind, f"{lane.work}: over too early", "too early")
+        return
+    is_last = lane is arm.lanes[-1]
+    begin_us = at.held_done_us if is_last and len(arm.lanes) > 1 else at.opened_us
+    yield from bar(scale, at, row, (at.call_us, begin_us), "pending", f"{lane.work}: pending", "pending")
+    if is_last:
+        text = "corrupt" if arm.corrupt else "intact"
+        yield from bar(scale, at, row, (begin_us, at.done_us), kind, f"runs: {text}", text)
+    else:
+        yield from bar(scale, at, row, (begin_us, at.held_done_us), "ran", "runs")
+
+
+def label(row: int, name: str) -> str:
+    y = top_of(row) + LANE / 2 + 4
+    return f'<text class="lane" x="{LABELS - 12}" y="{y}" text-anchor="end">{escape(name)}</text>'
+
+
+def bar(scale: Scale, at: Timeline, row: int, us: tuple[float, float], kind: str, *texts: str) -> Iterator[str]:
+    """A bar of at least two pixels, with the first text that fits."""
+    left, right = (scale.x(at, end) for end in us)
+    width = max(right - left, 2.0)
+    y = top_of(row) + 4
+    yield f'<rect class="bar {kind}" x="{left:.1f}" y="{y}" width="{width:.1f}" height="{LANE - 8}" rx="3"/>'
+    text = next((text for text in texts if len(text) * CHARACTER < width - 8), None)
+    if text is not None:
+        place = f'x="{left + width / 2:.1f}" y="{y + LANE / 2}" text-anchor="middle"'
+        yield f'<text class="on-bar {kind}" {place}>{escape(text)}</text>'
+
+
+def reach(scale: Scale, arm: ArmOutcome) -> Iterator[str]:
+    """An arrow from the overwriting host into the pending window of the device, where there is one stream only."""
+    if len(arm.lanes) > 1:
+        return
+    at = arm.timeline
+    x = scale.x(at, (at.disturb_us + at.disturbed_us) / 2)
+    tip = top_of(1) + 3
+    yield f'<line class="reach" x1="{x:.1f}" y1="{top_of(0) + LANE - 4}" x2="{x:.1f}" y2="{tip}"/>'
+    yield f'<path class="reach-tip" d="M{x - 4:.1f} {tip - 6}h8l-4 7z"/>'
+
+
+def numbers(scale: Scale, at: Timeline) -> Iterator[str]:
+    """Numbered circles, moved apart where moments are close, each with a line to its moment."""
+    apart = 2 * MARK_RADIUS + 3
+    moments = [scale.x(at, us) for us in marks(at)]
+    places: list[float] = []
+    for x in moments:
+        places.append(max(x, places[-1] + apart) if places else x)
+    limit: float = WIDTH - MARK_RADIUS - 1
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], limit)
+        limit = places[index] - apart
+    for number, (x, moment) in enumerate(zip(places, moments, strict=True), 1):
+        yield f'<path class="leader" d="M{x:.1f} {MARK_RADIUS + 12}L{moment:.1f} {TOP - 4}V{TOP + 2}"/>'
+        yield f'<circle class="mark" cx="{x:.1f}" cy="{MARK_RADIUS + 2}" r="{MARK_RADIUS}"/>'
+        yield f'<text class="mark" x="{x:.1f}" y="{MARK_RADIUS + 6}" text-anchor="middle">{number}</text>'
+
+
+# ---- the page ----
+
+TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "wrong", Verdict.NOT_HELD: "doubt"}
+
+
+def page(report: Report) -> str:
+    groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
+    return filled(
+        __package__,
+        subject=report.device.name,
+        headline=headline(report),
+        facts=fact_items(report),
+        verdict="proven" if report.proven else "failed",
+        conclusion=paragraphs([*complaints(report), conclusion(report)]),
+        rows="\n".join(row(case, is_first=case is group[0]) for group in groups for case in group),
+        sections="\n".join(map(section, groups)),
+        notes=paragraphs(notes(report)),
+    )
+
+
+def headline(report: Report) -> str:
+    where = "On a simulated device" if report.device.simulated else f"On {report.device.name}"
+    if report.proven:
+        return f"{where}, every control corrupts every time. The fix never does."
+    bad = sum(case.verdict is not Verdict.PROVEN for case in report.cases)
+    if report.partial and not bad:
+        return f"{where}, {len(report.cases)} of {number_of(report.cases_planned, 'case')} ran before the interrupt."
+    do_not = form(bad, "does not show what it should", "do not show what they should")
+    return f"{where}, {bad} of {number_of(len(report.cases), 'case')} {do_not}."
+
+
+def fact_items(report: Report) -> str:
+    written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    shown = (*facts(report), f"trtllm-kvfix {report.version}", written)
+    return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
+
+
+def row(case: CaseOutcome, *, is_first: bool) -> str:
+    name = f'<a href="#{case.case}">{case.case}</a>' if is_first else ""
+    numbers = (pending(case), f"{case.control.call_us_median:.1f}", f"{case.fixed.call_us_median:.1f}")
+    words = (name, escape(case.variant), escape(case.control_kind.value))
+    cells = [f"<td>{text}</td>" for text in (*words, meter(case.control), meter(case.fixed))]
+    cells += [f'<td class="number">{text}</td>' for text in numbers]
+    cells += [f'<td><span class="tag {TAGS[case.verdict]}">{case.verdict.value}</span></td>']
+    return f'<tr class="{"first" if is_first else ""}">{"".join(cells)}</tr>'
+
+
+def meter(arm: ArmOutcome) -> str:
+    share = 100 * arm.corrupt / arm.iterations
+    return f'<span class="meter"><i style="width:{share:.1f}%"></i></span>{corrupt(arm)}'
+
+
+def section(cases: list[CaseOutcome]) -> str:
+    """A case with its variants: the first is shown, the others can be opened."""
+    first, *others = cases
+    parts = [f'<section id="{first.case}">', f"<h2>{escape(first.title)}</h2>"]
+    parts += [f"<p>{first.hazard}, <code>{first.case}</code>, {escape(first.variant)}.</p>", *arms(first)]
+    for case in others:
+        same = case.title == first.title
+        parts += [f"<details><summary>{escape(case.variant if same else f'{case.variant}. {case.title}')}</summary>"]
+        parts += [*arms(case), "</details>"]
+    return "\n".join((*parts, "</section>"))
+
+
+def arms(case: CaseOutcome) -> Iterator[str]:
+    scale = common_scale(case.arms)
+    for name, arm in (("Control", case.control), ("Half of the fix", case.half), ("Fixed", case.fixed)):
+        if arm is None:
+            continue
+        yield '<div class="arm">'
+        what = f"{name}: {case.control_kind.value}" if arm is case.control else name
+        yield f"<header><div><h3>{escape(what)}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
+        yield f'<div class="scroll" tabindex="0">{drawn(arm, scale)}</div>'
+        yield f"<ol>{''.join(legend(case, arm))}</ol>"
+        yield from example(arm)
+        yield "</div>"
+
+
+def result(arm: ArmOutcome) -> str:
+    kind = "wrong" if arm.corrupt else "right"
+    return f'<span class="tag {kind}">{corrupt(arm)} corrupt</span>'
+
+
+def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
+    for number, (when, text) in enumerate(moments(case, arm), 1):
+        cells = (("key", str(number)), ("when", when), ("what", text))
+        yield "".join(("<li>", *(f'<span class="{kind}">{escape(cell)}</span>' for kind, cell in cells), "</li>"))
+
+
+def moments(case: CaseOutcome, arm: ArmOutcome) -> Iterator[tuple[str, str]]:
+    """Time and event of each numbered moment of a timeline."""
+    at = arm.timeline
+    ends = (at.returned_us, at.disturbed_us, None, None)
+    texts = (
+        case.call,
+        arm.meanwhile,
+        f"the work is still pending, as in {arm.pending}/{arm.iterations} iterations; the gate is opened",
+        f"{arm.effect} (seen done)",
+    )
+    for begin, end, text in zip(marks(at), ends, texts, strict=True):
+        yield f"{begin:.1f} µs" if end is None else f"{begin:.1f} to {end:.1f} µs", text
+
+
+def example(arm: ArmOutcome) -> Iterator[str]:
+    found = arm.example
+    if found is not None:
+        yield (
+            f'<p class="example">Iteration {found.iteration}: {found.words_wrong:,} of {found.words:,} words wrong. At '
+            f"<code>{found.index}</code> the destination had to hold <code>{found.expected}</code> and held "
+            f"<code>{found.found}</code>.</p>"
+        )
