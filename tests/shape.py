@@ -1,9 +1,10 @@
-"""The shape of the package, measured: how many modules serve one other alone, and how many a thing walks through.
+"""The shape of the package, measured: which modules serve one other alone, how many a thing walks through, and sizes.
 
     python -m tests.shape
 
 A *room* is a module of ours that a walk enters. A *walk* is the way of one thing through running code: Python's rooms,
-traced. docs/design.md has the figures, and tests/test_shape.py holds them to be true.
+traced. docs/design.md has the figures, and tests/test_shape.py holds them to be true, those that grow with every commit
+within a tenth.
 """
 
 import ast
@@ -23,6 +24,10 @@ from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.test_round_trip import prompt
 from tests.offload.upstream_double import Request
 from tests.standin.serving import Server
+from tests.tracked import tracked_files
+from trtllm_kvfix.cli import COMMANDS
+from trtllm_kvfix.fix_ids import FIX_IDS, room_of
+from trtllm_kvfix.hazards.table import ROOMS
 from trtllm_kvfix.native import open_device
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
@@ -127,6 +132,18 @@ def importers() -> dict[str, set[str]]:
     return {name: found[name] for name, file in files.items() if file.name not in {"__init__.py", "__main__.py"}}
 
 
+def found_by_name() -> set[str]:
+    """Commands, fixes, and what shows a hazard: a table finds them by name. They are ways in."""
+    fixes = {f"{PACKAGE}.fixes.{room_of(fix_id)}.fix" for fix_id in FIX_IDS}
+    shown = {f"{PACKAGE}.hazards.{room}.{module}" for room in ROOMS for module in ("installed", "reproducer")}
+    return {path.partition(":")[0] for path in COMMANDS.values()} | fixes | shown
+
+
+def serving_one_alone() -> set[str]:
+    """The modules that one other imports, and nothing else finds."""
+    return {name for name, by in importers().items() if len(by) == 1} - found_by_name()
+
+
 def _name(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -140,15 +157,41 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def figures() -> dict[str, int]:
-    of_module = importers()
-    lone = [name for name, by in of_module.items() if len(by) == 1]
     return {
-        "modules": len(of_module),
-        "modules with one importer": len(lone),
+        "modules": len(importers()),
+        "modules that serve one other alone": len(serving_one_alone()),
         **{name: len(walk()) for name, walk in WALKS.items()},
     }
 
 
+# Files of source by the folders that they are in, and those below that are not meant.
+PYTHON, CPP = (".py",), (".cc", ".cu", ".cuh", ".def", ".h")
+SIZED: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "product, Python": (PYTHON, (f"{PACKAGE}/",), ()),
+    "product, C++": (CPP, ("cpp/",), ("cpp/tests/", "cpp/fuzz/")),
+    "tests and rigs": (PYTHON + CPP, ("tests/", "integration/", "bench/", "cpp/tests/", "cpp/fuzz/"), ()),
+    "hostrace": (PYTHON + CPP, ("watch/src/", "watch/cpp/"), ("watch/cpp/tests/",)),
+    "hostrace, tests": (PYTHON + CPP, ("watch/tests/", "watch/cpp/tests/", "watch/gpu/", "watch/harm/"), ()),
+    "everything": (("",), ("",), ()),
+}
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """(files, lines) of each part."""
+    lines = {file.relative_to(ROOT).as_posix(): file.read_bytes().count(b"\n") for file in tracked_files()}
+    found: dict[str, tuple[int, int]] = {}
+    for part, (endings, folders, others) in SIZED.items():
+        of_part = [
+            count
+            for name, count in lines.items()
+            if name.endswith(endings) and name.startswith(folders) and not name.startswith(others)
+        ]
+        found[part] = len(of_part), sum(of_part)
+    return found
+
+
 if __name__ == "__main__":
     for what, figure in figures().items():
-        sys.stdout.write(f"{figure:5} {what}\n")
+        sys.stdout.write(f"{figure:7} {what}\n")
+    for what, (files, lines) in sizes().items():
+        sys.stdout.write(f"{lines:7} lines in {files} files: {what}\n")
