@@ -6,19 +6,15 @@ Nothing is counted here.
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from trtllm_kvfix.plurals import number_of
+from trtllm_kvfix.tools.json_model import JsonModel
 from trtllm_kvfix.tools.pictures import save
 
 
-class _Found(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ArmOutcome(_Found):
+class ArmOutcome(JsonModel):
     """Medians over the runs of one way to run the engine."""
 
     name: str
@@ -37,7 +33,7 @@ class ArmOutcome(_Found):
     preemptions: int
 
 
-class Report(_Found):
+class Report(JsonModel):
     """`bench --json`."""
 
     version: str

@@ -10,20 +10,17 @@ from difflib import SequenceMatcher
 from html import escape
 from io import StringIO
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import computed_field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.plurals import form, number_of
+from trtllm_kvfix.tools.json_model import JsonModel
 
 
-class _Found(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AnswerRead(_Found):
+class AnswerRead(JsonModel):
     user: str
     turn: int  # from 1
     asked: str
@@ -34,7 +31,7 @@ class AnswerRead(_Found):
     in_another_voice: bool  # the right letters, shouted or hushed by another's adapter
 
 
-class Arm(_Found):
+class Arm(JsonModel):
     answers: list[AnswerRead]
     steps: int
     preemptions: int
@@ -51,7 +48,7 @@ class Arm(_Found):
         return [answer for answer in self.answers if answer.from_whom is not None]
 
 
-class SceneOutcome(_Found):
+class SceneOutcome(JsonModel):
     fix: str
     hazard: str
     title: str
@@ -67,7 +64,7 @@ class SceneOutcome(_Found):
         return bool(self.control.wrong) and not self.fixed.wrong
 
 
-class Report(_Found):
+class Report(JsonModel):
     """`demo --json`."""
 
     version: str

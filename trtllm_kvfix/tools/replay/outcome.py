@@ -2,7 +2,9 @@
 
 from enum import Enum
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import computed_field
+
+from trtllm_kvfix.tools.json_model import JsonModel
 
 
 class Admission(str, Enum):
@@ -26,11 +28,7 @@ class HostAdmission(str, Enum):
     ALL = "all"
 
 
-class _Counted(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CacheShape(_Counted):
+class CacheShape(JsonModel):
     """The cache and the scheduler that were modelled."""
 
     tokens_per_block: int
@@ -46,7 +44,7 @@ class CacheShape(_Counted):
     iteration_ms: float
 
 
-class Requests(_Counted):
+class Requests(JsonModel):
     total: int
     finished: int
     refused: int  # prompt and answer together would not fit the primary pool
@@ -56,7 +54,7 @@ class Requests(_Counted):
         return self.refused == self.total
 
 
-class Reuse(_Counted):
+class Reuse(JsonModel):
     """Prompt tokens, or prompt blocks, by where they came from."""
 
     primary: int
@@ -77,14 +75,14 @@ class Reuse(_Counted):
         return self.host / total if total else 0.0
 
 
-class Bounds(_Counted):
+class Bounds(JsonModel):
     """Prompt tokens that could have been reused at most, by the requests that were not refused."""
 
     clairvoyant: int  # by a cache of as many blocks that knows what will be asked for
     ceiling: int  # by a cache without limit
 
 
-class Moved(_Counted):
+class Moved(JsonModel):
     """Transfers of one block each, and the bytes they carry where the size of a block is known."""
 
     blocks_to_host: int
@@ -95,7 +93,7 @@ class Moved(_Counted):
     bytes_within_primary: int | None
 
 
-class Budget(_Counted):
+class Budget(JsonModel):
     """The prompt tokens to compute, compared with the scheduler's estimate and its budget."""
 
     iterations_admitting: int
@@ -108,7 +106,7 @@ class Budget(_Counted):
     tokens_short: int  # reuse promised and not delivered
 
 
-class Outcome(_Counted):
+class Outcome(JsonModel):
     admission: Admission
     partial: bool  # interrupted: everything below is of the part that ran
     shape: CacheShape
@@ -132,7 +130,7 @@ class Outcome(_Counted):
         return self.budget.overshoots == 0 and self.budget.promises_broken == 0
 
 
-class Report(_Counted):
+class Report(JsonModel):
     """`replay --json`: one outcome, two with `--compare`, one for each host size with `--sweep`."""
 
     workload: str

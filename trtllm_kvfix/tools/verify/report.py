@@ -13,7 +13,7 @@ from html import escape
 from itertools import groupby
 from math import floor, log10
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import computed_field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,7 @@ from rich.text import Text
 from trtllm_kvfix.hazards.case import ControlKind
 from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.plurals import form, number_of
+from trtllm_kvfix.tools.json_model import JsonModel
 
 
 class Verdict(str, Enum):
@@ -30,11 +31,7 @@ class Verdict(str, Enum):
     NOT_HELD = "not held"  # the work under test was over when its source was overwritten
 
 
-class _Found(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DeviceInfo(_Found):
+class DeviceInfo(JsonModel):
     name: str
     simulated: bool
     has_kernels: bool
@@ -42,7 +39,7 @@ class DeviceInfo(_Found):
     passed_over: str | None  # the GPU that `auto` found and could not use
 
 
-class Timeline(_Found):
+class Timeline(JsonModel):
     """One iteration, in microseconds since its gate was closed, by the clock of the host."""
 
     iteration: int  # from 1
@@ -55,7 +52,7 @@ class Timeline(_Found):
     done_us: float  # everything was seen done: the device itself was done a little earlier
 
 
-class Example(_Found):
+class Example(JsonModel):
     """The first wrong word of an iteration that was corrupt."""
 
     iteration: int
@@ -66,13 +63,13 @@ class Example(_Found):
     words: int
 
 
-class LaneOutcome(_Found):
+class LaneOutcome(JsonModel):
     name: str
     work: str
     early: bool
 
 
-class ArmOutcome(_Found):
+class ArmOutcome(JsonModel):
     how: str
     meanwhile: str
     effect: str
@@ -85,7 +82,7 @@ class ArmOutcome(_Found):
     example: Example | None
 
 
-class CaseOutcome(_Found):
+class CaseOutcome(JsonModel):
     case: str
     variant: str
     hazard: str
@@ -111,7 +108,7 @@ class CaseOutcome(_Found):
         return Verdict.VACUOUS if self.control.corrupt < self.control.iterations else Verdict.PROVEN
 
 
-class Report(_Found):
+class Report(JsonModel):
     """`verify --json`."""
 
     version: str
