@@ -38,13 +38,13 @@ def recorded(name: str, folder: Path) -> Path:
             name="simulated", simulated=True, has_kernels=True, has_batched_copy=True, passed_over=None
         )
         cases = [verify.CaseOutcome.model_validate(record[key]) for key in CASES]
-        report = verify.Report(
+        report = verify.VerifyReport(
             version="1.2.3", device=device, iterations=20, seed=0, cases=cases, cases_planned=len(cases)
         )
         text = verify.page(report)
     elif name == "demo":
         scenes = [demo.SceneOutcome.model_validate(record[key]) for key in SCENES]
-        played = demo.Report(
+        played = demo.DemoReport(
             version="1.2.3", device="simulated", simulated=True, seed=0, scenes=scenes, scenes_planned=len(scenes)
         )
         text = demo.page(played)

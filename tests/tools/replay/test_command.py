@@ -13,7 +13,7 @@ from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.tools.replay import command
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.outcome import Outcome, Report
+from trtllm_kvfix.tools.replay.outcome import Outcome, ReplayReport
 
 from .shapes import TINY
 
@@ -76,7 +76,7 @@ def test_json_is_what_the_models_say() -> None:
         for reuse in (outcome["tokens"], outcome["blocks"]):
             reuse.pop("hit_rate", None)
             reuse.pop("hit_rate_host")
-    assert Report.model_validate(report).outcomes[0].tokens.hit_rate == pytest.approx(rates[0])
+    assert ReplayReport.model_validate(report).outcomes[0].tokens.hit_rate == pytest.approx(rates[0])
 
 
 def test_what_is_typed_comes_before_what_a_generated_workload_brings() -> None:

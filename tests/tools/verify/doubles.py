@@ -14,8 +14,8 @@ from trtllm_kvfix.tools.verify.report import (
     DeviceInfo,
     Example,
     LaneOutcome,
-    Report,
     Timeline,
+    VerifyReport,
 )
 
 
@@ -94,6 +94,8 @@ def outcome(control: ArmOutcome, fixed: ArmOutcome, half: ArmOutcome | None = No
     )
 
 
-def report(*cases: CaseOutcome, simulated: bool = True, name: str = "a device") -> Report:
+def report(*cases: CaseOutcome, simulated: bool = True, name: str = "a device") -> VerifyReport:
     device = DeviceInfo(name=name, simulated=simulated, has_kernels=True, has_batched_copy=True, passed_over=None)
-    return Report(version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases), cases_planned=len(cases))
+    return VerifyReport(
+        version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases), cases_planned=len(cases)
+    )

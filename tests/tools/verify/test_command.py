@@ -13,7 +13,7 @@ from trtllm_kvfix.hazards.case import Case
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.verify import cases, command
 from trtllm_kvfix.tools.verify.cases import run_case
-from trtllm_kvfix.tools.verify.report import CaseOutcome, Report
+from trtllm_kvfix.tools.verify.report import CaseOutcome, VerifyReport
 
 from .doubles import unfixed, vacuous
 
@@ -70,7 +70,7 @@ def test_json_is_what_the_models_say() -> None:
     result = run("--case", "offsets-v2-rebound", "--seed", "7", "--json")
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
-    report = Report.model_validate(without_computed(printed))
+    report = VerifyReport.model_validate(without_computed(printed))
     assert (printed["proven"], report.proven) == (True, True)
     assert [case["verdict"] for case in printed["cases"]] == ["proven"] * 2
     assert (report.seed, report.iterations, report.device.simulated) == (7, 2, True)

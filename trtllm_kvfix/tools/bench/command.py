@@ -13,7 +13,7 @@ from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
-from trtllm_kvfix.tools.bench.report import ArmOutcome, Report, plot, print_report
+from trtllm_kvfix.tools.bench.report import ArmOutcome, BenchReport, plot, print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
@@ -66,7 +66,7 @@ def bench(
     arrivals = generated(requests, rate, sizes, seed) if trace is None else from_trace(trace, requests, rate, sizes)
     chosen = ways(size.config, graphs=not simulated)
     arms = measured(len(chosen) * repeats, partial(execute, chosen, size.model(), arrivals, device_name, repeats))
-    report = Report(
+    report = BenchReport(
         version=__version__,
         device=device,
         simulated=simulated,

@@ -33,7 +33,7 @@ class ArmOutcome(JsonModel):
     preemptions: int
 
 
-class Report(JsonModel):
+class BenchReport(JsonModel):
     """`bench --json`."""
 
     version: str
@@ -50,7 +50,7 @@ class Report(JsonModel):
 HEADINGS = ("tokens\n/s", "first\nms", "95 %\nms", "next\nms", "reused", "new", "lost")
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: BenchReport) -> None:
     console.print(
         f"{report.device}, {report.model}: {number_of(report.requests, 'request')}, {report.rate:g} a second "
         f"({report.load})",
@@ -81,7 +81,7 @@ def cells(arm: ArmOutcome) -> tuple[str, ...]:
     )
 
 
-def notes(report: Report) -> Iterator[str]:
+def notes(report: BenchReport) -> Iterator[str]:
     yield (
         f"Medians of {number_of(report.repeats, 'run')}. first: time to the first token; next: from token to token; "
         "reused, new: tokens of prompts, found and computed; lost: reuse that was promised and evicted before its turn."
@@ -91,7 +91,7 @@ def notes(report: Report) -> Iterator[str]:
         yield "The device is simulated, so times are numpy's and say nothing of a GPU."
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: BenchReport, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  an extra; Figure alone needs no display and no global state
 
     arms = report.arms[::-1]

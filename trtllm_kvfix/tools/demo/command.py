@@ -11,7 +11,7 @@ from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
-from trtllm_kvfix.tools.demo.report import Printer, Report, SceneOutcome, page, picture
+from trtllm_kvfix.tools.demo.report import DemoReport, Printer, SceneOutcome, page, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write
@@ -64,13 +64,13 @@ def demo(
     sys.exit(exit_code(report))
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: DemoReport) -> int:
     if report.partial and all(scene.shown for scene in report.scenes):
         return EXIT_INTERRUPTED
     return 0 if report.proven else 1
 
 
-def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> Report:
+def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> DemoReport:
     machine = open_machine(device_name, seed=seed)
     device, simulated = machine.device.name, machine.simulated
     machine.close()
@@ -80,7 +80,7 @@ def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> R
         for scene in scenes:
             outcomes.append(play(scene, device_name, seed))
             printer.scene(outcomes[-1])
-    report = Report(
+    report = DemoReport(
         version=__version__,
         device=device,
         simulated=simulated,

@@ -64,7 +64,7 @@ class SceneOutcome(JsonModel):
         return bool(self.control.wrong) and not self.fixed.wrong
 
 
-class Report(JsonModel):
+class DemoReport(JsonModel):
     """`demo --json`."""
 
     version: str
@@ -107,7 +107,7 @@ class Printer:
         self._console.print(_table(scene, self._letters))
         self._say(summary(scene))
 
-    def end(self, report: Report) -> None:
+    def end(self, report: DemoReport) -> None:
         self._say("")
         for line in (*notes(report), *complaints(report), conclusion(report)):
             self._say(line)
@@ -118,7 +118,7 @@ class Printer:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=wraps)
 
 
-def picture(report: Report) -> str:
+def picture(report: DemoReport) -> str:
     """Draw the terminal's text as SVG that fetches nothing from elsewhere."""
     console = Console(record=True, file=StringIO(), width=PICTURE_COLUMNS, force_terminal=True)
     printer = Printer(console, PICTURE_LETTERS)
@@ -175,7 +175,7 @@ def summary(scene: SceneOutcome) -> str:
     return f"{text}. With: {len(scene.fixed.wrong)} of {total}."
 
 
-def notes(report: Report) -> Iterator[str]:
+def notes(report: DemoReport) -> Iterator[str]:
     if report.simulated:
         yield (
             "The device is simulated: numpy computes, and streams, copies and events keep CUDA's promises and no "
@@ -188,7 +188,7 @@ def notes(report: Report) -> Iterator[str]:
     )
 
 
-def complaints(report: Report) -> Iterator[str]:
+def complaints(report: DemoReport) -> Iterator[str]:
     for scene in report.scenes:
         if scene.fixed.wrong:
             wrong = len(scene.fixed.wrong)
@@ -198,7 +198,7 @@ def complaints(report: Report) -> Iterator[str]:
             yield f"{scene.fix}: no answer is wrong without it, so the scene shows nothing. This is a bug."
 
 
-def conclusion(report: Report) -> str:
+def conclusion(report: DemoReport) -> str:
     wrong = sum(len(scene.control.wrong) for scene in report.scenes)
     foreign = sum(len(scene.control.foreign) for scene in report.scenes)
     answers = sum(len(scene.control.answers) for scene in report.scenes)
@@ -218,7 +218,7 @@ def conclusion(report: Report) -> str:
 AGREES_MIN = 4  # letters in a row
 
 
-def page(report: Report) -> str:
+def page(report: DemoReport) -> str:
     return filled(
         __package__,
         subject=report.device,
@@ -231,7 +231,7 @@ def page(report: Report) -> str:
     )
 
 
-def headline(report: Report) -> str:
+def headline(report: DemoReport) -> str:
     where = "on a simulated device" if report.simulated else f"on {report.device}"
     if report.partial and all(scene.shown for scene in report.scenes):
         return f"{len(report.scenes)} of {report.scenes_planned} scenes ran before the interrupt, {where}"
@@ -240,7 +240,7 @@ def headline(report: Report) -> str:
     return f"Not every scene shows what it should, {where}"
 
 
-def facts(report: Report) -> str:
+def facts(report: DemoReport) -> str:
     written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     shown = (report.device, f"trtllm-kvfix {report.version}", "its own engine, not TensorRT-LLM", written)
     return "".join(f"<li>{escape(fact)}</li>" for fact in shown)

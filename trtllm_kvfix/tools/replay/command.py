@@ -19,7 +19,7 @@ from trtllm_kvfix.sizes import ModelShape, blocks_of
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Report
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, ReplayReport
 from trtllm_kvfix.tools.replay.report import plot, print_report, print_sweep
 from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, jobs_for, sweep
 from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
@@ -212,7 +212,7 @@ def replay(
     if not result.outcomes:
         click.echo("Interrupted before the first replay had a result.", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    report = Report(
+    report = ReplayReport(
         workload=task.workload.name, lines_bad=task.lines_bad, partial=result.partial, outcomes=result.outcomes
     )
     _show(report, is_sweep=sizes is not None, as_json=as_json)
@@ -293,7 +293,7 @@ def _bytes_per_block(options: dict[str, Any]) -> int | None:
     return computed
 
 
-def _show(report: Report, *, is_sweep: bool, as_json: bool) -> None:
+def _show(report: ReplayReport, *, is_sweep: bool, as_json: bool) -> None:
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     elif is_sweep:
@@ -302,7 +302,7 @@ def _show(report: Report, *, is_sweep: bool, as_json: bool) -> None:
         print_report(terminal(), report)
 
 
-def _exit_code(report: Report) -> int:
+def _exit_code(report: ReplayReport) -> int:
     if any(not outcome.kept_its_promise for outcome in report.outcomes if outcome.admission is Admission.BATCH):
         return 1
     if report.partial:

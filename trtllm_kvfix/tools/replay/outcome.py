@@ -130,7 +130,7 @@ class Outcome(JsonModel):
         return self.budget.overshoots == 0 and self.budget.promises_broken == 0
 
 
-class Report(JsonModel):
+class ReplayReport(JsonModel):
     """`replay --json`: one outcome, two with `--compare`, one for each host size with `--sweep`."""
 
     workload: str

@@ -10,7 +10,7 @@ from rich.table import Table
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.pictures import save
-from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, CacheShape, HostTierKind, Outcome, Report
+from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, CacheShape, HostTierKind, Outcome, ReplayReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ BUDGET_ROWS: list[Row] = [
 ]
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: ReplayReport) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
     table.add_column("")
@@ -111,7 +111,7 @@ def print_report(console: Console, report: Report) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_sweep(console: Console, report: Report) -> None:
+def print_sweep(console: Console, report: ReplayReport) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
     is_remote = any(outcome.shape.blocks_remote for outcome in report.outcomes)
@@ -198,7 +198,7 @@ def _limit(outcome: Outcome) -> str:
     return f"the budget of {number_of(outcome.shape.max_num_tokens, 'token')}"
 
 
-def _print_header(console: Console, report: Report) -> None:
+def _print_header(console: Console, report: ReplayReport) -> None:
     shape = report.outcomes[0].shape
     console.print(f"{report.workload}", style="bold", markup=False, highlight=False)
     console.print(

@@ -14,7 +14,7 @@ from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.tools.verify.cases import NAMES, run_case, select
-from trtllm_kvfix.tools.verify.report import CaseOutcome, DeviceInfo, Report, Verdict, page, print_report
+from trtllm_kvfix.tools.verify.report import CaseOutcome, DeviceInfo, Verdict, VerifyReport, page, print_report
 from trtllm_kvfix.written import check_folder, write
 
 
@@ -60,7 +60,7 @@ def verify(
     sys.exit(exit_code(report))
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: VerifyReport) -> int:
     if report.partial and all(case.verdict is Verdict.PROVEN for case in report.cases):
         return EXIT_INTERRUPTED
     return 0 if report.proven else 1
@@ -88,9 +88,9 @@ def chosen(name: str, seed: int) -> Chosen:
     return Chosen(open_device("cpu", seed=seed), device.name)
 
 
-def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> Report:
+def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> VerifyReport:
     device = chosen.device
-    return Report(
+    return VerifyReport(
         version=__version__,
         device=DeviceInfo(
             name=device.name,

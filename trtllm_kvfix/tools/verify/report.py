@@ -108,7 +108,7 @@ class CaseOutcome(JsonModel):
         return Verdict.VACUOUS if self.control.corrupt < self.control.iterations else Verdict.PROVEN
 
 
-class Report(JsonModel):
+class VerifyReport(JsonModel):
     """`verify --json`."""
 
     version: str
@@ -139,7 +139,7 @@ STYLES = {
 }
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: VerifyReport) -> None:
     console.print(
         ", ".join(facts(report)),
         style="bold",
@@ -151,14 +151,14 @@ def print_report(console: Console, report: Report) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def facts(report: Report) -> Iterator[str]:
+def facts(report: VerifyReport) -> Iterator[str]:
     yield report.device.name
     if not report.device.simulated:  # that one has its seed in its name
         yield f"seed {report.seed}"
     yield f"{number_of(report.iterations, 'iteration')} of each arm"
 
 
-def print_table(console: Console, report: Report) -> None:
+def print_table(console: Console, report: VerifyReport) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("case", no_wrap=True)
     for heading in ("control\ncorrupt", "fixed\ncorrupt", "seen\npending", "control\nus", "fixed\nus"):
@@ -193,7 +193,7 @@ def title(case: CaseOutcome) -> str:
     return f"{case.case} ({case.variant})"
 
 
-def notes(report: Report) -> Iterator[str]:
+def notes(report: VerifyReport) -> Iterator[str]:
     yield "us: microseconds that the call under test takes on the host, median."
     kinds = Counter(case.control_kind for case in report.cases)
     if kinds:
@@ -207,7 +207,7 @@ def notes(report: Report) -> Iterator[str]:
         yield "This driver has no batched copy: both source orders are copies in stream order here."
 
 
-def complaints(report: Report) -> Iterator[str]:
+def complaints(report: VerifyReport) -> Iterator[str]:
     """One line for each case that does not prove what it should."""
     for case in report.cases:
         if case.verdict is Verdict.FIX_FAILED:
@@ -225,14 +225,14 @@ def complaints(report: Report) -> Iterator[str]:
             )
 
 
-def conclusion(report: Report) -> str:
+def conclusion(report: VerifyReport) -> str:
     """State in plain words what this run has proven, and what it has not."""
     planned = number_of(report.cases_planned, "case")
     interrupted = f"Interrupted after {len(report.cases)} of {planned}. " if report.partial else ""
     return interrupted + _proven(report)
 
 
-def _proven(report: Report) -> str:
+def _proven(report: VerifyReport) -> str:
     proven = [case for case in report.cases if case.verdict is Verdict.PROVEN]
     if report.device.simulated:
         where = "on a simulated device, so for the order of operations alone"
@@ -420,7 +420,7 @@ def numbers(scale: Scale, at: Timeline) -> Iterator[str]:
 TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "wrong", Verdict.NOT_HELD: "doubt"}
 
 
-def page(report: Report) -> str:
+def page(report: VerifyReport) -> str:
     groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
     return filled(
         __package__,
@@ -435,7 +435,7 @@ def page(report: Report) -> str:
     )
 
 
-def headline(report: Report) -> str:
+def headline(report: VerifyReport) -> str:
     where = "On a simulated device" if report.device.simulated else f"On {report.device.name}"
     if report.proven:
         return f"{where}, every control corrupts every time. The fix never does."
@@ -446,7 +446,7 @@ def headline(report: Report) -> str:
     return f"{where}, {bad} of {number_of(len(report.cases), 'case')} {do_not}."
 
 
-def fact_items(report: Report) -> str:
+def fact_items(report: VerifyReport) -> str:
     written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     shown = (*facts(report), f"trtllm-kvfix {report.version}", written)
     return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
