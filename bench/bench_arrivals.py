@@ -15,7 +15,7 @@ from overlay_case import TOKENS_PER_BLOCK, Call, compared  # first: it puts the 
 
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.batched_admission.fix import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import BatchedAdmission
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
 from trtllm_kvfix.ranks import Tag
@@ -69,7 +69,7 @@ class Arrivals:
 def compared_arms(case: Arrivals, rounds: int) -> Iterator[Row]:
     kind, fuse = type(case.server.executor.resource_manager), Fuse("batched-admission")
     original: Callable[..., Any] = kind.prepare_resources
-    ordered = Admission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION))).ordered(original)
+    ordered = BatchedAdmission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION))).ordered(original)
 
     def with_method(method: Callable[..., Any]) -> Call:
         def switch_and_admit() -> None:

@@ -21,8 +21,8 @@ from measure import RESULTS, Row, Summary, report
 
 from trtllm_kvfix.native import BlockManager
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Counted, Found, HostTier
-from trtllm_kvfix.tools.replay.outcome import CacheShape, Outcome
+from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Found, HostTier, TierCounts
+from trtllm_kvfix.tools.replay.outcome import CacheShape, ReplayOutcome
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TraceRequest, read_trace
 
@@ -66,8 +66,8 @@ class Watched:
     def finish(self, indices: Sequence[int]) -> None:
         self._counting(lambda tier: tier.finish(indices))
 
-    def counted(self) -> Counted:
-        return Counted(0, 0, 0) if self._tier is None else self._tier.counted()
+    def counted(self) -> TierCounts:
+        return TierCounts(0, 0, 0) if self._tier is None else self._tier.counted()
 
     def _counting(self, call: Callable[[HostTier], object]) -> None:
         if self._tier is not None:
@@ -84,11 +84,11 @@ def replayed(workload: Workload, blocks_host: int, admission: str) -> Replayed:
     return watched.seen
 
 
-def built_in(workload: Workload, blocks_host: int) -> Outcome:
+def built_in(workload: Workload, blocks_host: int) -> ReplayOutcome:
     return checked(Replay(workload, SHAPE.model_copy(update={"blocks_host": blocks_host})).run())
 
 
-def checked(outcome: Outcome) -> Outcome:
+def checked(outcome: ReplayOutcome) -> ReplayOutcome:
     if not outcome.kept_its_promise or outcome.partial:
         raise SystemExit("the replay broke a promise; what it counted makes no sense")
     return outcome

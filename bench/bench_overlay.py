@@ -25,7 +25,7 @@ from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
 from overlay_case import Call, Case, alternate, cases, compared
 
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.batched_admission.fix import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import BatchedAdmission
 from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.fixes.staged_offsets_v1.fix import StagedOffsetsV1
@@ -151,7 +151,7 @@ def preparing(case: Case, rounds: int) -> Iterator[Row]:
     batch.generation_requests = case.requests
     budget, order, turns = Fuse("token-budget"), Fuse("batched-admission"), Turns()
     keeper = BudgetKeeper(budget, Votings(lambda: Voting(budget, Tag.BUDGET)), lambda _impl: True)
-    admission = Admission(order, Votings(lambda: Voting(order, Tag.ADMISSION)))
+    admission = BatchedAdmission(order, Votings(lambda: Voting(order, Tag.ADMISSION)))
     keeper.learning(lambda _executor: None)(executor)
     replaced = {
         (type(resources), "prepare_resources"): lambda original: keeper.fitting(admission.ordered(original)),

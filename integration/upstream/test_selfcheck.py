@@ -24,7 +24,7 @@ from integration.upstream.server import upstream  # noqa: E402
 from trtllm_kvfix.hazards import build  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
 from trtllm_kvfix.tools.selfcheck import report, steps  # noqa: E402
-from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome  # noqa: E402
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, StepOutcome  # noqa: E402
 
 TREES = os.environ.get("KVFIX_UPSTREAM")
 TIMEOUT_S = 60
@@ -151,7 +151,7 @@ def rig(root: Path, era: str) -> Iterator[late.LateDevice]:
 
 
 def _child(send: Any, root: Path, era: str, name: str) -> None:
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, StepOutcome] = {}
     with rig(root, era) as device:
         for arm in steps.ARMS:
             outcomes[f"{name}:{arm}"] = steps.take(f"{name}:{arm}", lambda: LateGround(device))

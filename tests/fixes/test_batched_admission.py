@@ -12,7 +12,7 @@ from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken
 from tests.standin.admissions import EVAPORATION, fill_for_evaporation
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.batched_admission.fix import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import BatchedAdmission
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
@@ -80,7 +80,7 @@ class Admitting:
 
     def __init__(self, fuse: Fuse, manager: Any) -> None:
         self.resource_manager = ResourceManager({"KV_CACHE_MANAGER": manager})
-        self.admission = Admission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION, find=lambda: None)))
+        self.admission = BatchedAdmission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION, find=lambda: None)))
 
     def admit(self, batch: Any, found: Found = lambda _: 0) -> list[int]:
         seen: list[int] = []

@@ -11,7 +11,7 @@ from tests.fixes.budget_loop import Loop, Mapping
 from tests.fixes.doubles import PlainBatch, SplitBatch, context
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.fixes.test_batched_admission import Admitting, Counting, Manager
-from trtllm_kvfix.fixes.batched_admission.fix import Admission
+from trtllm_kvfix.fixes.batched_admission.fix import BatchedAdmission
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
 from trtllm_kvfix.ranks import Communicator, Tag
@@ -91,7 +91,7 @@ def admission_steps(rank: int, comm: RankComm) -> Any:
     manager = Manager(Counting())
     manager.mapping = Mapping(2)  # type: ignore[assignment]  # the class has none
     admitting = Admitting(fuse, manager)
-    admitting.admission = Admission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION, find=lambda: comm)))
+    admitting.admission = BatchedAdmission(fuse, Votings(lambda: Voting(fuse, Tag.ADMISSION, find=lambda: comm)))
     seen = []
     for _ in range(STEPS):
         batch = SplitBatch([context(1, 64), context(2, 32)], [])

@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(
 def test_ctrl_c_says_which_scenes_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     played: list[str] = []
 
-    def interrupted(scene: scenes.Scene, device_name: str, seed: int) -> SceneOutcome:
+    def interrupted(scene: scenes.ChatScene, device_name: str, seed: int) -> SceneOutcome:
         if played:
             raise KeyboardInterrupt
         played.append(scene.fix)

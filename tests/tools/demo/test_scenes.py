@@ -5,11 +5,11 @@ import pytest
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.demo.scenes import LOOKS_BACK, SCENES, USERS, Scene, choose, from_whom, play, quiet
+from trtllm_kvfix.tools.demo.scenes import LOOKS_BACK, SCENES, USERS, ChatScene, choose, from_whom, play, quiet
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.fix)
-def test_a_scene_is_wrong_without_its_fix_and_right_with_it(scene: Scene) -> None:
+def test_a_scene_is_wrong_without_its_fix_and_right_with_it(scene: ChatScene) -> None:
     found = play(scene, "cpu", 0)
     assert found.shown and not found.fixed.wrong
     assert found.control.foreign or any(answer.in_another_voice for answer in found.control.answers)

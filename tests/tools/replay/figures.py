@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Outcome
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind, CacheShape, HostAdmission, HostTierKind, ReplayOutcome
 
 from .shapes import shape, tiny_workload
 
@@ -23,9 +23,9 @@ class Case(NamedTuple):
     name: str
     workload: Workload
     shape: CacheShape
-    admission: Admission = Admission.BATCH
+    admission: AdmissionKind = AdmissionKind.BATCH
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayOutcome:
         return Replay(self.workload, self.shape, self.admission).run()
 
 
@@ -46,10 +46,10 @@ def cases() -> Iterator[Case]:
         }
         one = base.model_copy(update=changed)
         yield Case(f"{name}, {host} {kind.value}, {step} tokens, {ms} ms", workload, one)
-    yield Case("small, one by one", small.workload, small.shape, Admission.ONE_BY_ONE)
+    yield Case("small, one by one", small.workload, small.shape, AdmissionKind.ONE_BY_ONE)
 
 
-def figures(outcome: Outcome) -> list[Any]:
+def figures(outcome: ReplayOutcome) -> list[Any]:
     parts = (outcome.requests, outcome.tokens, outcome.blocks, outcome.moved, outcome.budget)
     told = [part.model_dump(exclude={"remote"}) for part in parts]  # which came later
     counted = [count for part in told for count in part.values() if not isinstance(count, float)]

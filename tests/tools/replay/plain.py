@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trtllm_kvfix.native import Admission as Admitted
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
 from trtllm_kvfix.tools.replay.engine import Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind, CacheShape
 from trtllm_kvfix.tools.replay.reserved_blocks import blocks_reserved_for
 
 
@@ -49,7 +49,7 @@ class Running:
 class Plain:
     """A plain replay with the built-in host tier."""
 
-    def __init__(self, workload: Workload, shape: CacheShape, admission: Admission) -> None:
+    def __init__(self, workload: Workload, shape: CacheShape, admission: AdmissionKind) -> None:
         self.workload, self.shape, self.admission = workload, shape, admission
         config = BlockManagerConfig(
             tokens_per_block=shape.tokens_per_block, blocks_primary=shape.blocks_primary, blocks_host=shape.blocks_host
@@ -102,7 +102,7 @@ class Plain:
             del offers[1:]
             budget = offers[0][0].num_tokens - offers[0][1]
         requests = [request for request, _ in offers]
-        if self.admission is Admission.BATCH:
+        if self.admission is AdmissionKind.BATCH:
             admitted = self.manager.add_sequence_batch(requests, tokens_new_max=budget).admitted
         else:
             admitted, left = [], budget

@@ -16,8 +16,8 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
 from trtllm_kvfix.staging.place import on_stream
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.host_tier import Counted, Found, Known
-from trtllm_kvfix.tools.replay.outcome import CacheShape, Outcome
+from trtllm_kvfix.tools.replay.host_tier import Found, KnownRequest, TierCounts
+from trtllm_kvfix.tools.replay.outcome import CacheShape, ReplayOutcome
 
 BLOCK_BYTES = 8
 TOKENS_PER_BLOCK = 32
@@ -36,7 +36,7 @@ class Request:
     """A request as the connector sees upstream's."""
 
     request_id: int
-    known: Known
+    known: KnownRequest
     context_current_position: int = 0
 
     def __post_init__(self) -> None:
@@ -118,16 +118,16 @@ class RealTier:
         for index in indices:
             del self.requests[index]
 
-    def counted(self) -> Counted:
+    def counted(self) -> TierCounts:
         self.scheduler.build_connector_meta(None)
         index = self.scheduler.side.index
         assert index is not None
         index.check_invariants()
         assert index.stats().owned == 0
         stored, loaded = (now - before for now, before in zip(moved_bytes(), self.began, strict=True))
-        return Counted(stored // BLOCK_BYTES, loaded // BLOCK_BYTES, index.stats().evicted)
+        return TierCounts(stored // BLOCK_BYTES, loaded // BLOCK_BYTES, index.stats().evicted)
 
-    def run(self, workload: Workload, replay_shape: CacheShape) -> Outcome:
+    def run(self, workload: Workload, replay_shape: CacheShape) -> ReplayOutcome:
         self.replay = Replay(workload, replay_shape, tier=self)
         return self.replay.run()
 

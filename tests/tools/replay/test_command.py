@@ -13,7 +13,7 @@ from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.tools.replay import command
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.outcome import Outcome, ReplayReport
+from trtllm_kvfix.tools.replay.outcome import ReplayOutcome, ReplayReport
 
 from .shapes import TINY
 
@@ -227,7 +227,7 @@ def test_bad_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> Non
 def test_a_broken_promise_of_the_batch_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Replay.run
 
-    def broken(self: Replay, on_finished: Any) -> Outcome:
+    def broken(self: Replay, on_finished: Any) -> ReplayOutcome:
         outcome = honest(self, on_finished)
         return outcome.model_copy(update={"budget": outcome.budget.model_copy(update={"promises_broken": 1})})
 

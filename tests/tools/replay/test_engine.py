@@ -12,7 +12,7 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 from trtllm_kvfix.tools.replay import engine
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.outcome import Admission, Outcome
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind, ReplayOutcome
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 
@@ -47,9 +47,9 @@ def test_every_request_passes_and_every_token_is_counted_once() -> None:
     assert stats.total.tokens_reused == tokens.primary + tokens.host
 
 
-@pytest.mark.parametrize("admission", list(Admission))
-def test_the_same_replay_gives_the_same_numbers(admission: Admission) -> None:
-    def run() -> Outcome:
+@pytest.mark.parametrize("admission", list(AdmissionKind))
+def test_the_same_replay_gives_the_same_numbers(admission: AdmissionKind) -> None:
+    def run() -> ReplayOutcome:
         made = generate("small", seed=1)
         return Replay(made.workload, made.shape, admission).run().model_copy(update={"elapsed_s": 0.0})
 

@@ -5,14 +5,14 @@ import pytest
 
 from trtllm_kvfix.tools.replay.command import GENERATORS, generate
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.outcome import Admission
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_small_overshoots_one_by_one_and_never_in_a_batch(seed: int) -> None:
     made = generate("small", seed)
-    one_by_one = Replay(made.workload, made.shape, Admission.ONE_BY_ONE).run().budget
-    batch = Replay(made.workload, made.shape, Admission.BATCH).run().budget
+    one_by_one = Replay(made.workload, made.shape, AdmissionKind.ONE_BY_ONE).run().budget
+    batch = Replay(made.workload, made.shape, AdmissionKind.BATCH).run().budget
     assert one_by_one.overshoots >= 5
     assert one_by_one.tokens_over_max > 100
     assert one_by_one.promises_broken >= one_by_one.overshoots

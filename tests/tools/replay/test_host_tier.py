@@ -4,13 +4,13 @@ import pytest
 
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.outcome import CacheShape, HostTierKind, Outcome
+from trtllm_kvfix.tools.replay.outcome import CacheShape, HostTierKind, ReplayOutcome
 
 from .real_tier import BLOCK_BYTES, RealTier
 from .shapes import tiny_workload
 
 
-def counted(outcome: Outcome) -> dict[str, object]:
+def counted(outcome: ReplayOutcome) -> dict[str, object]:
     return outcome.model_dump(exclude={"elapsed_s"})
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trtllm_kvfix.native import ReplayReuse, ReplayTally
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind, CacheShape
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 
@@ -27,7 +27,7 @@ def shown(tally: ReplayTally) -> dict[str, Any]:
     return fields(tally) | {"tokens": fields(tally.tokens), "blocks": fields(tally.blocks)}
 
 
-def check_alike(workload: Workload, shape: CacheShape, admission: Admission) -> ReplayTally:
+def check_alike(workload: Workload, shape: CacheShape, admission: AdmissionKind) -> ReplayTally:
     native = Replay(workload, shape, admission)
     native.run()
     plain = Plain(workload, shape, admission)
@@ -36,13 +36,13 @@ def check_alike(workload: Workload, shape: CacheShape, admission: Admission) -> 
     return native._scheduler.tally
 
 
-@pytest.mark.parametrize("admission", list(Admission))
+@pytest.mark.parametrize("admission", list(AdmissionKind))
 @pytest.mark.parametrize("name", ["small", "chat"])
-def test_a_generated_load_counts_alike(name: str, admission: Admission) -> None:
+def test_a_generated_load_counts_alike(name: str, admission: AdmissionKind) -> None:
     made = generate(name, 5)
     tally = check_alike(made.workload, made.shape, admission)
     assert tally.tokens.host > 0
-    assert admission is Admission.BATCH or name == "chat" or tally.promises_broken > 0
+    assert admission is AdmissionKind.BATCH or name == "chat" or tally.promises_broken > 0
 
 
 @st.composite
@@ -75,7 +75,7 @@ def shapes(draw: st.DrawFn) -> CacheShape:
 
 
 @settings(max_examples=200)
-@given(load=st.lists(requests(), min_size=1, max_size=25), shape=shapes(), admission=st.sampled_from(Admission))
-def test_any_load_counts_alike(load: list[TraceRequest], shape: CacheShape, admission: Admission) -> None:
+@given(load=st.lists(requests(), min_size=1, max_size=25), shape=shapes(), admission=st.sampled_from(AdmissionKind))
+def test_any_load_counts_alike(load: list[TraceRequest], shape: CacheShape, admission: AdmissionKind) -> None:
     load = sorted(load, key=lambda one: one.timestamp_ms)
     check_alike(Workload("any", load, TokenBook(load, TOKENS_PER_ID)), shape, admission)

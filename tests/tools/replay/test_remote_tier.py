@@ -10,7 +10,7 @@ from trtllm_kvfix.offload.remote import puts
 from trtllm_kvfix.tools.replay import host_tier
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.host_tier import Store
+from trtllm_kvfix.tools.replay.host_tier import KeyStore
 from trtllm_kvfix.tools.replay.outcome import HostAdmission, HostTierKind
 
 from .real_tier import BLOCK_BYTES, RealTier
@@ -76,7 +76,7 @@ def test_without_room_there_is_no_remote_tier() -> None:
 
 
 def test_a_store_keeps_what_was_put_or_asked_for_last() -> None:
-    store = Store(3)
+    store = KeyStore(3)
     a, b, c, d = (bytes([number]) for number in range(4))
     store.put([a, b, c])
     assert store.leading([a, b]) == 2

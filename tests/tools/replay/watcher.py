@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trtllm_kvfix.native import BlockManager
-from trtllm_kvfix.tools.replay.host_tier import Counted, Found
+from trtllm_kvfix.tools.replay.host_tier import Found, TierCounts
 
 
 class Watcher:
@@ -29,5 +29,5 @@ class Watcher:
     def finish(self, _indices: Sequence[int]) -> None:
         self.manager.check_invariants()
 
-    def counted(self) -> Counted:
-        return Counted(0, 0, 0)
+    def counted(self) -> TierCounts:
+        return TierCounts(0, 0, 0)

@@ -3,7 +3,7 @@
 import sys
 
 from trtllm_kvfix.tools.selfcheck import steps
-from trtllm_kvfix.tools.selfcheck.steps import Outcome
+from trtllm_kvfix.tools.selfcheck.steps import StepOutcome
 
 CHILD = """
 import json, os, signal, sys, threading
@@ -21,7 +21,7 @@ for name in names:
     report.write(json.dumps({"ended": name, "outcome": {"result": "right", "said": "", "seen": None}}) + "\\n")
 """
 COMMAND = (sys.executable, "-c", CHILD)
-RIGHT = Outcome("right")
+RIGHT = StepOutcome("right")
 
 
 def test_a_child_that_dies_costs_one_step() -> None:
@@ -29,9 +29,9 @@ def test_a_child_that_dies_costs_one_step() -> None:
     outcomes = steps.run(["a", "segfaults", "b", "exits", "c"], limit_s=60, child=COMMAND, ended=told.append)
     assert outcomes == {
         "a": RIGHT,
-        "segfaults": Outcome("died", "the process was ended by SIGSEGV"),
+        "segfaults": StepOutcome("died", "the process was ended by SIGSEGV"),
         "b": RIGHT,
-        "exits": Outcome("died", "the process exited with 3"),
+        "exits": StepOutcome("died", "the process exited with 3"),
         "c": RIGHT,
     }
     assert told == [1, 3, 5]
@@ -39,9 +39,9 @@ def test_a_child_that_dies_costs_one_step() -> None:
 
 def test_a_child_that_hangs_is_ended() -> None:
     outcomes = steps.run(["hangs", "a"], limit_s=5, child=COMMAND)
-    assert outcomes == {"hangs": Outcome("died", "it did not end within 5 s"), "a": RIGHT}
+    assert outcomes == {"hangs": StepOutcome("died", "it did not end within 5 s"), "a": RIGHT}
 
 
 def test_a_child_that_does_not_start_is_the_outcome_of_every_step() -> None:
     outcomes = steps.run(["a", "b"], limit_s=60, child=(sys.executable, "-c", "raise SystemExit(5)"))
-    assert set(outcomes.values()) == {Outcome("died", "the process exited with 5")}
+    assert set(outcomes.values()) == {StepOutcome("died", "the process exited with 5")}

@@ -12,7 +12,7 @@ from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.tools.selfcheck import report, steps
 from trtllm_kvfix.tools.selfcheck.report import judged
-from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, Outcome
+from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, StepOutcome
 
 LIMIT_S = 120
 # Builds in which this scenario has nothing to show: they lack what it is about, or need a model for it.
@@ -25,7 +25,9 @@ NOTHING_TO_SHOW = {
 }
 
 
-def taken(monkeypatch: pytest.MonkeyPatch, variant: str, names: list[str], child: str = "child") -> dict[str, Outcome]:
+def taken(
+    monkeypatch: pytest.MonkeyPatch, variant: str, names: list[str], child: str = "child"
+) -> dict[str, StepOutcome]:
     monkeypatch.setenv("STANDIN_VARIANT", variant)
     monkeypatch.setenv("PYTHONPATH", f"{STANDIN}:{STANDIN / 'with_nixl'}:{ROOT}")
     command = (sys.executable, "-m", f"tests.tools.selfcheck.{child}")

@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.tools.selfcheck.report import judged
-from trtllm_kvfix.tools.selfcheck.steps import ARMS, Outcome, Result
+from trtllm_kvfix.tools.selfcheck.steps import ARMS, Result, StepOutcome
 
 PLAIN = Scenario("it", "a-fix", lambda *_: None)
 LENIENT = Scenario("it", "a-fix", lambda *_: None, may_be_right=True)
@@ -40,5 +40,5 @@ LENIENT = Scenario("it", "a-fix", lambda *_: None, may_be_right=True)
     ],
 )
 def test_verdict(scenario: Scenario, state: str | None, arms: tuple[Result, ...], verdict: str) -> None:
-    outcomes = {f"it:{arm}": Outcome(result, "so") for arm, result in zip(ARMS, arms, strict=True)}
+    outcomes = {f"it:{arm}": StepOutcome(result, "so") for arm, result in zip(ARMS, arms, strict=True)}
     assert judged(scenario, state, outcomes)[0] == verdict

@@ -44,7 +44,7 @@ class Advice:
         return [request.py_request_id for request in self.order]
 
 
-class Admission:
+class BatchedAdmission:
     def __init__(self, fuse: Fuse, votings: Votings) -> None:
         self._fuse = fuse
         self._votings = votings
@@ -233,7 +233,7 @@ def _strange(up: Upstream) -> str:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    admission = Admission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.ADMISSION)))
+    admission = BatchedAdmission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), Tag.ADMISSION)))
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
 
 
@@ -243,7 +243,7 @@ def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Rep
 
 def self_test() -> None:
     trial = fuse.Fuse(ID)
-    admission = Admission(trial, Votings(lambda: Voting(trial, Tag.ADMISSION, find=lambda: None)))
+    admission = BatchedAdmission(trial, Votings(lambda: Voting(trial, Tag.ADMISSION, find=lambda: None)))
     h3.self_test(MAIN, admission.ordered)
 
 

@@ -13,7 +13,7 @@ from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
-from trtllm_kvfix.tools.bench.report import ArmOutcome, BenchReport, plot, print_report
+from trtllm_kvfix.tools.bench.report import BenchReport, WayOutcome, plot, print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
@@ -85,7 +85,7 @@ def bench(
         plot(report, plot_path)
 
 
-def measured(runs: int, measure: Callable[[Callable[[], object]], list[ArmOutcome]]) -> list[ArmOutcome]:
+def measured(runs: int, measure: Callable[[Callable[[], object]], list[WayOutcome]]) -> list[WayOutcome]:
     """`measure` reports each run as it ends."""
     numbers = count(1)
     try:

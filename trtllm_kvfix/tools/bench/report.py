@@ -14,7 +14,7 @@ from trtllm_kvfix.tools.json_model import JsonModel
 from trtllm_kvfix.tools.pictures import save
 
 
-class ArmOutcome(JsonModel):
+class WayOutcome(JsonModel):
     """Medians over the runs of one way to run the engine."""
 
     name: str
@@ -44,7 +44,7 @@ class BenchReport(JsonModel):
     requests: int
     rate: float
     repeats: int
-    arms: list[ArmOutcome]
+    arms: list[WayOutcome]
 
 
 HEADINGS = ("tokens\n/s", "first\nms", "95 %\nms", "next\nms", "reused", "new", "lost")
@@ -69,7 +69,7 @@ def print_report(console: Console, report: BenchReport) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def cells(arm: ArmOutcome) -> tuple[str, ...]:
+def cells(arm: WayOutcome) -> tuple[str, ...]:
     return (
         f"{arm.tokens_per_s:.0f}",
         f"{arm.first_token_ms_median:.0f}",

@@ -17,7 +17,7 @@ from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.tools.bench.arrivals import Arrival
-from trtllm_kvfix.tools.bench.report import ArmOutcome
+from trtllm_kvfix.tools.bench.report import WayOutcome
 
 SHARP = 3.0  # how much more than usual attention distinguishes tokens: an answer depends on tokens far back
 RANK = 4  # of an adapter
@@ -71,12 +71,12 @@ def random_model(
 
 
 @dataclass(frozen=True)
-class Way:
+class EngineWay:
     name: str
     config: EngineConfig
 
 
-class Size(NamedTuple):
+class SizedModel(NamedTuple):
     """A model, and the engine that suits it."""
 
     text: str
@@ -85,14 +85,14 @@ class Size(NamedTuple):
 
 
 VOCABULARY = 1024
-SMALL = Size(
+SMALL = SizedModel(
     "2 layers of width 64",
     lambda: random_model(0, positions=512, vocabulary=VOCABULARY),
     EngineConfig(
         tokens_per_block=16, blocks_primary=160, blocks_host=512, requests_max=8, tokens_max=256, length_max=512
     ),
 )
-LARGE = Size(
+LARGE = SizedModel(
     "8 layers of width 512",
     lambda: random_model(
         0, positions=2048, vocabulary=VOCABULARY, width=512, layers=8, heads=8, kv_heads=2, head_size=64
@@ -104,30 +104,30 @@ LARGE = Size(
 SIZES = {"small": SMALL, "large": LARGE}
 
 
-def ways(base: EngineConfig, *, graphs: bool) -> list[Way]:
+def ways(base: EngineConfig, *, graphs: bool) -> list[EngineWay]:
     """graphs: the device has some, so that doing without them is another way."""
     v2, one_by_one = replace(base, layout="v2"), replace(base, manager="one-by-one")
     connector = replace(base, tier="connector")
     found = [
-        Way("all fixes", base),
+        EngineWay("all fixes", base),
         *(_without(base, fix) for fix in ("staged-offsets-v1", "input-copy-fence", "graph-inputs", "transfer-order")),
-        Way("V2 tables, all fixes", v2),
+        EngineWay("V2 tables, all fixes", v2),
         _without(v2, "staged-offsets-v2", "V2 tables, "),
-        Way("requests one by one", one_by_one),
+        EngineWay("requests one by one", one_by_one),
         _without(one_by_one, "computed-blocks", "one by one, "),
-        Way("the connector as host tier", connector),
+        EngineWay("the connector as host tier", connector),
         _without(connector, "transfer-order", "connector, "),
-        Way("no host tier", replace(base, blocks_host=0)),
-        Way("no overlap", replace(base, overlap=False)),
+        EngineWay("no host tier", replace(base, blocks_host=0)),
+        EngineWay("no overlap", replace(base, overlap=False)),
     ]
-    return [*found, Way("no CUDA graphs", replace(base, graphs=False))] if graphs else found
+    return [*found, EngineWay("no CUDA graphs", replace(base, graphs=False))] if graphs else found
 
 
-def _without(config: EngineConfig, fix: str, what: str = "") -> Way:
-    return Way(f"{what}without {fix}", replace(config, off=frozenset((fix,))))
+def _without(config: EngineConfig, fix: str, what: str = "") -> EngineWay:
+    return EngineWay(f"{what}without {fix}", replace(config, off=frozenset((fix,))))
 
 
-class Run(NamedTuple):
+class WayFigures(NamedTuple):
     tokens_per_s: float
     first_ms: list[float]
     between_ms: list[float]
@@ -138,15 +138,15 @@ class Run(NamedTuple):
 
 
 def execute(
-    chosen: Sequence[Way],
+    chosen: Sequence[EngineWay],
     model: Model,
     arrivals: Sequence[Arrival],
     device: str,
     repeats: int,
     on_run: Callable[[], object],
-) -> list[ArmOutcome]:
+) -> list[WayOutcome]:
     """Run each way once, then each again, so that other load on the machine meets all of them."""
-    runs: list[list[Run]] = [[] for _ in chosen]
+    runs: list[list[WayFigures]] = [[] for _ in chosen]
     for _ in range(repeats):
         for way, own in zip(chosen, runs, strict=True):
             own.append(run(way.config, model, arrivals, device))
@@ -154,7 +154,7 @@ def execute(
     return [outcome(way, own) for way, own in zip(chosen, runs, strict=True)]
 
 
-def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device: str) -> Run:
+def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device: str) -> WayFigures:
     machine = open_machine(device)
     engine = Engine(machine, model, config)
     try:
@@ -167,7 +167,7 @@ def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device:
         engine.close()
         machine.close()
     ends = [request.token_times_s[-1] for request in requests]
-    return Run(
+    return WayFigures(
         tokens_per_s=sum(len(request.answer) for request in requests) / (max(ends) - requests[0].arrival_s),
         first_ms=[1e3 * (request.token_times_s[0] - request.arrival_s) for request in requests],
         between_ms=[1e3 * float(gap) for request in requests for gap in np.diff(request.token_times_s)],
@@ -201,9 +201,9 @@ def play(engine: Engine, arrivals: Sequence[Arrival]) -> list[Request]:
     return requests
 
 
-def outcome(way: Way, runs: Sequence[Run]) -> ArmOutcome:
+def outcome(way: EngineWay, runs: Sequence[WayFigures]) -> WayOutcome:
     config = way.config
-    return ArmOutcome(
+    return WayOutcome(
         name=way.name,
         manager=config.manager,
         layout=config.layout,

@@ -31,7 +31,7 @@ class AnswerRead(JsonModel):
     in_another_voice: bool  # the right letters, shouted or hushed by another's adapter
 
 
-class Arm(JsonModel):
+class ChatOutcome(JsonModel):
     answers: list[AnswerRead]
     steps: int
     preemptions: int
@@ -54,8 +54,8 @@ class SceneOutcome(JsonModel):
     title: str
     without: str
     manager: str
-    control: Arm
-    fixed: Arm
+    control: ChatOutcome
+    fixed: ChatOutcome
 
     @computed_field  # type: ignore[prop-decorator]
     @property

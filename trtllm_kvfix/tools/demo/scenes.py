@@ -20,7 +20,7 @@ from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.tools.demo.report import AnswerRead, Arm, SceneOutcome
+from trtllm_kvfix.tools.demo.report import AnswerRead, ChatOutcome, SceneOutcome
 
 # ---- the model that recites ----
 
@@ -287,7 +287,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Scene:
+class ChatScene:
     fix: str
     title: str
     without: str  # what goes wrong
@@ -295,13 +295,13 @@ class Scene:
 
 
 SCENES = tuple(
-    Scene(each.fix, each.title, each.without, EngineConfig(late_every=1, **each.config))
+    ChatScene(each.fix, each.title, each.without, EngineConfig(late_every=1, **each.config))
     for each in (hazard.scene for hazard in table.HAZARDS)
     if each is not None
 )
 
 
-def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
+def choose(choices: Sequence[str], manager: str | None) -> list[ChatScene]:
     """choices: `ID=off` shows only what is lost without that fix, `ID=on` leaves its scene out."""
     off: set[str] = set()
     on: set[str] = set()
@@ -325,7 +325,7 @@ def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     return chosen
 
 
-def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
+def play(scene: ChatScene, device: str, seed: int) -> SceneOutcome:
     return SceneOutcome(
         fix=scene.fix,
         hazard=HAZARDS[scene.fix],
@@ -337,17 +337,17 @@ def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
     )
 
 
-def _racy(scene: Scene) -> EngineConfig:
+def _racy(scene: ChatScene) -> EngineConfig:
     return replace(scene.config, off=frozenset((scene.fix,)))
 
 
-def _arm(config: EngineConfig, device: str, seed: int) -> Arm:
+def _arm(config: EngineConfig, device: str, seed: int) -> ChatOutcome:
     machine = open_machine(device, seed=seed)
     session = Session(machine, config)
     try:
         answers = session.run()
         counts, stats = session.engine.scheduler.counts, session.engine.cache.core.get_kv_cache_stats().total
-        return Arm(
+        return ChatOutcome(
             answers=answers,
             steps=session.engine.steps,
             preemptions=counts.preemptions,

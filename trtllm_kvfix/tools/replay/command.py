@@ -19,7 +19,7 @@ from trtllm_kvfix.sizes import ModelShape, blocks_of
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, ReplayReport
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind, CacheShape, HostAdmission, HostTierKind, ReplayReport
 from trtllm_kvfix.tools.replay.report import plot, print_report, print_sweep
 from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, jobs_for, sweep
 from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
@@ -303,7 +303,7 @@ def _show(report: ReplayReport, *, is_sweep: bool, as_json: bool) -> None:
 
 
 def _exit_code(report: ReplayReport) -> int:
-    if any(not outcome.kept_its_promise for outcome in report.outcomes if outcome.admission is Admission.BATCH):
+    if any(not outcome.kept_its_promise for outcome in report.outcomes if outcome.admission is AdmissionKind.BATCH):
         return 1
     if report.partial:
         return EXIT_INTERRUPTED

@@ -22,15 +22,15 @@ from trtllm_kvfix.native import (
     ReplayScheduler,
     ReplayTally,
 )
-from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Counted, HostTier, Known, RemoteTier
+from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, HostTier, KnownRequest, RemoteTier, TierCounts
 from trtllm_kvfix.tools.replay.outcome import (
-    Admission,
+    AdmissionKind,
     Budget,
     CacheShape,
     HostTierKind,
     Moved,
-    Outcome,
-    Requests,
+    ReplayOutcome,
+    RequestCounts,
     Reuse,
 )
 from trtllm_kvfix.tools.replay.reserved_blocks import blocks_reserved_for, refused
@@ -54,7 +54,7 @@ class Replay:
         self,
         workload: Workload,
         shape: CacheShape,
-        admission: Admission = Admission.BATCH,
+        admission: AdmissionKind = AdmissionKind.BATCH,
         tier: HostTier | None = None,
     ) -> None:
         """tier: instead of what `shape` asks for, where a host tier of some other making is to be measured."""
@@ -74,7 +74,7 @@ class Replay:
             max_num_tokens=shape.max_num_tokens,
             tokens_per_iteration=shape.tokens_per_iteration,
             iteration_ms=shape.iteration_ms,
-            one_by_one=admission is Admission.ONE_BY_ONE,
+            one_by_one=admission is AdmissionKind.ONE_BY_ONE,
         )
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
             tier = self._connector()
@@ -82,7 +82,7 @@ class Replay:
         if tier is not None:
             tier.attach(self._manager)
 
-    def run(self, on_finished: Callable[[int], object] = lambda _count: None) -> Outcome:
+    def run(self, on_finished: Callable[[int], object] = lambda _count: None) -> ReplayOutcome:
         """Replay to the end; ctrl-C ends it early with what has been counted so far, marked partial."""
         started = perf_counter()
         partial = False
@@ -94,11 +94,11 @@ class Replay:
             partial = True
         return self._outcome(partial=partial, elapsed_s=perf_counter() - started)
 
-    def known(self, index: int) -> Known:
+    def known(self, index: int) -> KnownRequest:
         """The part of a request that a host tier may know."""
         source, book = self._workload.requests[index], self._workload.book
         tokens = np.concatenate((book.prompt(index), book.answer(index)))
-        return Known(Identity(source.lora_id, source.salt), tokens, source.input_length)
+        return KnownRequest(Identity(source.lora_id, source.salt), tokens, source.input_length)
 
     def _connector(self) -> ConnectorTier:
         shape, admission = self._shape, self._shape.host_admission.value
@@ -107,19 +107,19 @@ class Replay:
             return RemoteTier(*sizes, self.known, shape.blocks_remote, admission)
         return ConnectorTier(*sizes, self.known, admission)
 
-    def _outcome(self, *, partial: bool, elapsed_s: float) -> Outcome:
+    def _outcome(self, *, partial: bool, elapsed_s: float) -> ReplayOutcome:
         tally, counters = self._scheduler.tally, self._manager.get_kv_cache_stats().total
         counted = None if self._tier is None else self._tier.counted()
         total = len(self._workload.requests)
-        return Outcome(
+        return ReplayOutcome(
             admission=self._admission,
             partial=partial,
             shape=self._shape,
-            requests=Requests(total=total, finished=tally.finished, refused=self._refused),
+            requests=RequestCounts(total=total, finished=tally.finished, refused=self._refused),
             iterations=tally.iterations,
             tokens=reuse_of(tally.tokens),
             blocks=reuse_of(tally.blocks),
-            moved=moved_of(counters, counted or Counted(0, 0, 0), self._shape.bytes_per_block),
+            moved=moved_of(counters, counted or TierCounts(0, 0, 0), self._shape.bytes_per_block),
             blocks_dropped=counters.blocks_dropped if counted is None else counted.dropped,
             budget=budget_of(tally),
             elapsed_s=elapsed_s,
@@ -183,7 +183,7 @@ def budget_of(tally: ReplayTally) -> Budget:
     return Budget(**{name: getattr(tally, name) for name in Budget.model_fields})
 
 
-def moved_of(counters: CacheCounters, beside: Counted, bytes_per_block: int | None) -> Moved:
+def moved_of(counters: CacheCounters, beside: TierCounts, bytes_per_block: int | None) -> Moved:
     """beside: what a host tier beside the manager moved."""
 
     def size(blocks: int) -> int | None:

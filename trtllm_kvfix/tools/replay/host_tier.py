@@ -21,7 +21,7 @@ from trtllm_kvfix.offload.remote.puts import staging_slots
 Tokens = NDArray[np.int32]
 
 
-class Known(NamedTuple):
+class KnownRequest(NamedTuple):
     """A request, with its prompt and its answer."""
 
     identity: Identity
@@ -42,7 +42,7 @@ class Found(NamedTuple):
     blocks_remote: int = 0  # of these, from the store behind it
 
 
-class Counted(NamedTuple):
+class TierCounts(NamedTuple):
     """Blocks since the beginning."""
 
     stored: int
@@ -70,12 +70,12 @@ class HostTier(Protocol):
     def finish(self, indices: Sequence[int]) -> None:
         """Their blocks of the GPU are given back right after this."""
 
-    def counted(self) -> Counted: ...
+    def counted(self) -> TierCounts: ...
 
 
 @dataclass
 class Live:
-    known: Known
+    known: KnownRequest
     sequence: int  # of the index
     had: int  # blocks that the GPU had when it came
     indexed: int = 0  # blocks that the index has
@@ -86,7 +86,7 @@ class ConnectorTier:
     """A prediction: the same index, and nothing of the connector's transfers."""
 
     def __init__(
-        self, slots: int, tokens_per_block: int, known: Callable[[int], Known], admission: str = "adaptive"
+        self, slots: int, tokens_per_block: int, known: Callable[[int], KnownRequest], admission: str = "adaptive"
     ) -> None:
         self._index = TierIndex(slots, tokens_per_block, admission=admission)
         self._tokens_per_block = tokens_per_block
@@ -136,8 +136,8 @@ class ConnectorTier:
             self._index.close(live.sequence)
             self._ran.discard(index)
 
-    def counted(self) -> Counted:
-        return Counted(self._stored, self._loaded, self._index.stats().evicted)
+    def counted(self) -> TierCounts:
+        return TierCounts(self._stored, self._loaded, self._index.stats().evicted)
 
     def _index_blocks(self, live: Live, blocks: int) -> None:
         if blocks > live.indexed:
@@ -192,7 +192,7 @@ class ConnectorTier:
 MIN_REUSE_BLOCKS = 4  # as the connector's default
 
 
-class Store:
+class KeyStore:
     """Keys of blocks, up to a number of them."""
 
     def __init__(self, blocks: int) -> None:
@@ -220,13 +220,13 @@ class RemoteTier(ConnectorTier):
         self,
         slots: int,
         tokens_per_block: int,
-        known: Callable[[int], Known],
+        known: Callable[[int], KnownRequest],
         blocks_remote: int,
         admission: str = "adaptive",
     ) -> None:
         self._staging = self._staging_free = staging_slots(slots)
         super().__init__(slots - self._staging, tokens_per_block, known, admission)
-        self._store_of_all = Store(blocks_remote)
+        self._store_of_all = KeyStore(blocks_remote)
         self._chains: dict[int, KeyChain] = {}  # by sequence of the index
 
     def _more(self, live: Live, held: int, limit: int, first: int) -> int:

@@ -7,7 +7,7 @@ from pydantic import computed_field
 from trtllm_kvfix.tools.json_model import JsonModel
 
 
-class Admission(str, Enum):
+class AdmissionKind(str, Enum):
     """Ways in which the modelled scheduler adds the requests that it has chosen for an iteration."""
 
     BATCH = "batch"
@@ -44,7 +44,7 @@ class CacheShape(JsonModel):
     iteration_ms: float
 
 
-class Requests(JsonModel):
+class RequestCounts(JsonModel):
     total: int
     finished: int
     refused: int  # prompt and answer together would not fit the primary pool
@@ -106,11 +106,11 @@ class Budget(JsonModel):
     tokens_short: int  # reuse promised and not delivered
 
 
-class Outcome(JsonModel):
-    admission: Admission
+class ReplayOutcome(JsonModel):
+    admission: AdmissionKind
     partial: bool  # interrupted: everything below is of the part that ran
     shape: CacheShape
-    requests: Requests
+    requests: RequestCounts
     iterations: int
     tokens: Reuse
     blocks: Reuse
@@ -136,4 +136,4 @@ class ReplayReport(JsonModel):
     workload: str
     lines_bad: int
     partial: bool
-    outcomes: list[Outcome]
+    outcomes: list[ReplayOutcome]

@@ -10,7 +10,14 @@ from rich.table import Table
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.pictures import save
-from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, CacheShape, HostTierKind, Outcome, ReplayReport
+from trtllm_kvfix.tools.replay.outcome import (
+    AdmissionKind,
+    Bounds,
+    CacheShape,
+    HostTierKind,
+    ReplayOutcome,
+    ReplayReport,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +28,7 @@ _TIERS = {
     HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops the least recently used)",
 }
 _TO_HOST = {HostTierKind.BUILT_IN: "blocks evicted to host", HostTierKind.CONNECTOR: "blocks stored to host"}
-_ADMISSIONS = {Admission.BATCH: "batch admission", Admission.ONE_BY_ONE: "one-by-one admission"}
+_ADMISSIONS = {AdmissionKind.BATCH: "batch admission", AdmissionKind.ONE_BY_ONE: "one-by-one admission"}
 
 
 def tier_of(shape: CacheShape) -> str:
@@ -32,7 +39,7 @@ def to_host(shape: CacheShape) -> str:
     return _TO_HOST[shape.host_tier]
 
 
-def admission_of(admission: Admission) -> str:
+def admission_of(admission: AdmissionKind) -> str:
     return _ADMISSIONS[admission]
 
 
@@ -41,7 +48,7 @@ def pool_of(shape: CacheShape) -> str:
 
 
 TO_HOST = "blocks to host"  # each tier has a word of its own for it
-Row = tuple[str, Callable[[Outcome], str]]
+Row = tuple[str, Callable[[ReplayOutcome], str]]
 
 
 def _share(count: int, rate: float) -> str:
@@ -56,11 +63,11 @@ def _bytes_or_blocks(blocks: int, count: int | None) -> str:
     return f"{blocks:,}" if count is None else bytes_text(count)
 
 
-def _at_most(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
+def _at_most(outcome: ReplayOutcome, of: Callable[[Bounds], int]) -> str:
     return "" if outcome.bounds is None else _share(of(outcome.bounds), outcome.rate(of(outcome.bounds)))
 
 
-def _from_remote(outcome: Outcome) -> str:
+def _from_remote(outcome: ReplayOutcome) -> str:
     remote = outcome.tokens.remote
     return _share(remote, outcome.rate(remote)) if outcome.shape.blocks_remote else ""
 
@@ -118,7 +125,7 @@ def print_sweep(console: Console, report: ReplayReport) -> None:
     fifth = "remote" if is_remote else "gain"  # both do not fit into eighty columns
     for title in ("host tier", "size", "reused", "from host", fifth, "at most", "to host", "back"):
         table.add_column(title, justify="right", no_wrap=True)
-    before: Outcome | None = None
+    before: ReplayOutcome | None = None
     for outcome in report.outcomes:
         size = outcome.shape.bytes_per_block
         table.add_row(
@@ -140,24 +147,24 @@ def print_sweep(console: Console, report: ReplayReport) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _gain(before: Outcome | None, outcome: Outcome) -> str:
+def _gain(before: ReplayOutcome | None, outcome: ReplayOutcome) -> str:
     return "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}"
 
 
-def _rate(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
+def _rate(outcome: ReplayOutcome, of: Callable[[Bounds], int]) -> str:
     return "" if outcome.bounds is None else f"{outcome.rate(of(outcome.bounds)):.2%}"
 
 
-def conclusions(outcomes: Sequence[Outcome]) -> list[str]:
+def conclusions(outcomes: Sequence[ReplayOutcome]) -> list[str]:
     """Put the numbers into words: per-request admission first if it was run, batch admission last."""
     if not any(outcome.budget.promises for outcome in outcomes):
         return [_nothing_ran(outcomes[0])]
-    one_by_one = [outcome for outcome in outcomes if outcome.admission is Admission.ONE_BY_ONE]
-    batch = [outcome for outcome in outcomes if outcome.admission is Admission.BATCH]
+    one_by_one = [outcome for outcome in outcomes if outcome.admission is AdmissionKind.ONE_BY_ONE]
+    batch = [outcome for outcome in outcomes if outcome.admission is AdmissionKind.BATCH]
     return [_of_one_by_one(outcome) for outcome in one_by_one] + _of_batch(batch)
 
 
-def _nothing_ran(outcome: Outcome) -> str:
+def _nothing_ran(outcome: ReplayOutcome) -> str:
     if not outcome.requests.all_refused:
         return "Nothing was admitted before the interrupt, so the numbers say nothing."
     refused = outcome.requests.refused
@@ -166,7 +173,7 @@ def _nothing_ran(outcome: Outcome) -> str:
     return f"NOTHING RAN: {each} needs more than the {blocks} for its prompt and answer; raise --blocks-primary."
 
 
-def _of_one_by_one(outcome: Outcome) -> str:
+def _of_one_by_one(outcome: ReplayOutcome) -> str:
     budget = outcome.budget
     iterations = number_of(budget.iterations_admitting, "iteration")
     said = f"One by one: {budget.overshoots:,} of {iterations} exceeded {_limit(outcome)}"
@@ -176,7 +183,7 @@ def _of_one_by_one(outcome: Outcome) -> str:
     return f"{said}, at most by {budget.tokens_over_max:,}: {why}."
 
 
-def _of_batch(outcomes: Sequence[Outcome]) -> list[str]:
+def _of_batch(outcomes: Sequence[ReplayOutcome]) -> list[str]:
     failed = [outcome.budget for outcome in outcomes if not outcome.kept_its_promise]
     if failed:
         return [
@@ -194,7 +201,7 @@ def _of_batch(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"In a batch: 0 of {iterations} exceeded {_limit(outcomes[0])}, and {kept}."]
 
 
-def _limit(outcome: Outcome) -> str:
+def _limit(outcome: ReplayOutcome) -> str:
     return f"the budget of {number_of(outcome.shape.max_num_tokens, 'token')}"
 
 
@@ -216,7 +223,7 @@ def _print_header(console: Console, report: ReplayReport) -> None:
         console.print("PARTIAL: interrupted; the numbers are of what ran until then", style="bold", highlight=False)
 
 
-def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
+def plot(outcomes: Sequence[ReplayOutcome], title: str, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  an extra; Figure alone needs no display and no global state
 
     shape = outcomes[0].shape
@@ -242,7 +249,7 @@ def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     save(figure, path)
 
 
-def _draw_bounds(axes: "Axes", hosts: Sequence[float], outcomes: Sequence[Outcome]) -> None:
+def _draw_bounds(axes: "Axes", hosts: Sequence[float], outcomes: Sequence[ReplayOutcome]) -> None:
     bounded = [(outcome, outcome.bounds) for outcome in outcomes if outcome.bounds is not None]
     if not bounded:
         return

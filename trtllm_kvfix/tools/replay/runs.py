@@ -29,7 +29,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
 from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, CacheShape, Outcome
+from trtllm_kvfix.tools.replay.outcome import AdmissionKind, Bounds, CacheShape, ReplayOutcome
 from trtllm_kvfix.tools.replay.reserved_blocks import refused
 
 _ALIGNMENT = 16  # bytes; numpy is slow where an array is not aligned
@@ -74,7 +74,7 @@ def usable_cores() -> int:
 
 class Run(NamedTuple):
     shape: CacheShape
-    admission: Admission = Admission.BATCH
+    admission: AdmissionKind = AdmissionKind.BATCH
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _sit_down(shared: SharedWorkload, finished: Any, stop: Any) -> None:
     _desk = _Desk(shared.load(), finished, stop)
 
 
-def _replay(number: int, run: Run) -> Outcome | None:
+def _replay(number: int, run: Run) -> ReplayOutcome | None:
     assert _desk is not None, "the pool has not set this process up"
     desk = _desk
     if desk.stop.value:
@@ -126,7 +126,7 @@ class SideBySide:
             min(jobs, len(runs)), context, _sit_down, (SharedWorkload(context, workload), self._finished, self._stop)
         )
         self._runs = runs
-        self._futures: list[Future[Outcome | None]] = []
+        self._futures: list[Future[ReplayOutcome | None]] = []
 
     def __enter__(self) -> "SideBySide":
         with _deaf_to_interrupts(), _without_main():
@@ -153,7 +153,7 @@ class SideBySide:
         for future in self._futures:
             future.cancel()
 
-    def outcomes(self, on_finished: Callable[[int], object]) -> list[Outcome]:
+    def outcomes(self, on_finished: Callable[[int], object]) -> list[ReplayOutcome]:
         """In the order of the runs. After stop() some are partial, and those that had not begun are missing."""
         try:
             while wait(self._futures, timeout=PROGRESS_S).not_done:
@@ -195,7 +195,7 @@ WORTH_A_PROCESS = 1000  # requests; a replay of fewer is over before a process h
 
 
 class Result(NamedTuple):
-    outcomes: list[Outcome]
+    outcomes: list[ReplayOutcome]
     partial: bool  # interrupted: some outcomes may be partial, and others may be missing
 
 
@@ -205,7 +205,7 @@ def jobs_for(workload: Workload) -> int:
 
 
 def comparison(shape: CacheShape) -> list[Run]:
-    return [Run(shape, Admission.BATCH), Run(shape, Admission.ONE_BY_ONE)]
+    return [Run(shape, AdmissionKind.BATCH), Run(shape, AdmissionKind.ONE_BY_ONE)]
 
 
 def sweep(shape: CacheShape, host_sizes: Sequence[int]) -> list[Run]:
@@ -214,7 +214,7 @@ def sweep(shape: CacheShape, host_sizes: Sequence[int]) -> list[Run]:
 
 def execute(workload: Workload, runs: Sequence[Run], on_finished: Callable[[int], object], jobs: int = 1) -> Result:
     """Run all, `jobs` at a time. Ctrl-C ends those that run early and leaves out the rest; what was counted stays."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ReplayOutcome] = []
     try:
         if min(jobs, len(runs)) > 1:
             return _execute_side_by_side(workload, runs, on_finished, jobs)
@@ -254,7 +254,7 @@ def _reusable(shapes: Sequence[CacheShape], workload: Workload) -> Reusable:
     return reusable(contents_of(workload, sorted(admitted)), shapes[0].tokens_per_block, sizes)
 
 
-def _bounded(outcomes: Sequence[Outcome], found: Reusable) -> list[Outcome]:
+def _bounded(outcomes: Sequence[ReplayOutcome], found: Reusable) -> list[ReplayOutcome]:
     return [
         outcome.model_copy(update={"bounds": Bounds(clairvoyant=tokens, ceiling=found.ceiling)})
         for outcome, tokens in zip(outcomes, found.clairvoyant, strict=True)

@@ -11,13 +11,13 @@ from trtllm_kvfix import __version__, machine, native
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay.fix import State
-from trtllm_kvfix.tools.selfcheck.steps import ARMS, IMPORT, SCENARIOS, Outcome
+from trtllm_kvfix.tools.selfcheck.steps import ARMS, IMPORT, SCENARIOS, StepOutcome
 
 HOLDS, FAILS, UNPROVEN, SKIPPED = "holds", "fails", "unproven", "skipped"
 ON_ANY_MACHINE = (IMPORT, "self-test", "replace")
 
 
-def judged(scenario: Scenario, state: str | None, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
+def judged(scenario: Scenario, state: str | None, outcomes: Mapping[str, StepOutcome]) -> tuple[str, str]:
     """(verdict, why). A fix is proved where upstream alone is wrong and is right with it."""
     arms = {arm: outcomes[f"{scenario.name}:{arm}"] for arm in ARMS}
     off = arms["off"]
@@ -36,7 +36,7 @@ def judged(scenario: Scenario, state: str | None, outcomes: Mapping[str, Outcome
     return HOLDS, "upstream alone is right"
 
 
-def _not_needed(off: Outcome) -> str:
+def _not_needed(off: StepOutcome) -> str:
     if off.result == "skipped":
         return off.said
     if off.result == "unavailable":
@@ -44,7 +44,7 @@ def _not_needed(off: Outcome) -> str:
     return "no fix of ours knows this build" + (f", which alone: {off.said}" if off.said else "")
 
 
-def _needed(scenario: Scenario, arms: Mapping[str, Outcome]) -> tuple[str, str]:
+def _needed(scenario: Scenario, arms: Mapping[str, StepOutcome]) -> tuple[str, str]:
     off = arms["off"]
     idle = [f"{arm}: {arms[arm].said or arms[arm].result}" for arm in ("only", "all") if arms[arm].result != "right"]
     if idle:
@@ -56,7 +56,7 @@ def _needed(scenario: Scenario, arms: Mapping[str, Outcome]) -> tuple[str, str]:
     return UNPROVEN, f"the hazard did not show without the fix: {off.said or off.result}"
 
 
-def problems(report: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+def problems(report: Mapping[str, Any], outcomes: Mapping[str, StepOutcome]) -> Iterator[str]:
     """Reasons to exit with 1."""
     for name, outcome in outcomes.items():
         if name.partition(":")[0] in ON_ANY_MACHINE and outcome.result not in ("right", "skipped"):
@@ -70,7 +70,7 @@ FORMAT = 1
 _PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\":;,()<>]+/)+([^\s/'\":;,()<>]*)")
 
 
-def compose(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def compose(outcomes: Mapping[str, StepOutcome]) -> dict[str, Any]:
     seen = outcomes[IMPORT].seen or {}
     probes = seen.get("probes", {})
     found = machine.describe()
@@ -100,7 +100,7 @@ def compose(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     return anonymous
 
 
-def _fix(fix_id: str, probe: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def _fix(fix_id: str, probe: Mapping[str, str], outcomes: Mapping[str, StepOutcome]) -> dict[str, Any]:
     self_test, replaced = outcomes[f"self-test:{fix_id}"], outcomes[f"replace:{fix_id}"]
     return {
         "id": fix_id,

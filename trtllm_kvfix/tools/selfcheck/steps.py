@@ -39,7 +39,7 @@ ARMS = ("off", "only", "all")
 SCENARIOS = table.scenarios()
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     result: Result
     said: str = ""
     seen: dict[str, Any] | None = None
@@ -56,7 +56,7 @@ def names() -> list[str]:
     ]
 
 
-def take(name: str, ground: Callable[[], Ground]) -> Outcome:
+def take(name: str, ground: Callable[[], Ground]) -> StepOutcome:
     """Take a step. Whatever it raises is its outcome."""
     kind, _, which = name.partition(":")
     try:
@@ -64,17 +64,17 @@ def take(name: str, ground: Callable[[], Ground]) -> Outcome:
             return _import()
         if kind == "self-test":
             _fix(which).self_test()
-            return Outcome("right")
+            return StepOutcome("right")
         if kind == "replace":
             return _replace(which)
         return _play(next(each for each in SCENARIOS if each.name == kind), which, ground)
     except (NothingToShow, Unavailable) as error:
-        return Outcome("skipped" if isinstance(error, NothingToShow) else "unavailable", str(error))
+        return StepOutcome("skipped" if isinstance(error, NothingToShow) else "unavailable", str(error))
     except Exception as error:
-        return Outcome("wrong", f"{type(error).__name__}: {error}")
+        return StepOutcome("wrong", f"{type(error).__name__}: {error}")
 
 
-def _import() -> Outcome:
+def _import() -> StepOutcome:
     up = build.imported()
     answers = {status.id: status.answer for status in Registry(ALL).probe(Settings(), up).fixes}
     seen = {
@@ -89,15 +89,15 @@ def _import() -> Outcome:
         },
     }
     unknown = [fix_id for fix_id, answer in answers.items() if answer is None or answer.state is State.UNKNOWN]
-    return Outcome("wrong" if unknown else "right", f"unknown: {', '.join(unknown)}" if unknown else "", seen)
+    return StepOutcome("wrong" if unknown else "right", f"unknown: {', '.join(unknown)}" if unknown else "", seen)
 
 
-def _replace(which: str) -> Outcome:
+def _replace(which: str) -> StepOutcome:
     """Put on, looked at and taken off: everything is as it was."""
     up = build.imported()
     settings = Settings() if which == "all" else _only(which)
     if which != "all" and state_of(which, up) is not State.NEEDED:
-        return Outcome("skipped", state_of(which, up).value)
+        return StepOutcome("skipped", state_of(which, up).value)
     with _applied(settings, up) as registry:
         report = registry.report()
         seams = sorted({seam for status in report.fixes for seam in status.seams})
@@ -105,18 +105,18 @@ def _replace(which: str) -> Outcome:
         seen = {"applied": list(report.applied), "seams": seams, "aliases": registry.aliases()}
         lost = list(report.displaced)
     if lost:
-        return Outcome("wrong", f"not ours although they were replaced: {', '.join(lost)}", seen)
+        return StepOutcome("wrong", f"not ours although they were replaced: {', '.join(lost)}", seen)
     kept = [seam for seam, held in zip(seams, before_revert, strict=True) if _held(up, seam) is held]
     if kept:
-        return Outcome("wrong", f"not given back: {', '.join(kept)}", seen)
-    return Outcome("right", "", seen)
+        return StepOutcome("wrong", f"not given back: {', '.join(kept)}", seen)
+    return StepOutcome("right", "", seen)
 
 
-def _play(scenario: Scenario, arm: str, ground: Callable[[], Ground]) -> Outcome:
+def _play(scenario: Scenario, arm: str, ground: Callable[[], Ground]) -> StepOutcome:
     up = build.imported()
     state = state_of(scenario.fix_id, up)
     if arm == "only" and state is not State.NEEDED:
-        return Outcome("skipped", state.value)
+        return StepOutcome("skipped", state.value)
     if arm == "off":
         return _said(scenario.run(ground(), up))
     with _applied(Settings() if arm == "all" else _only(scenario.fix_id, *scenario.beside), up) as registry:
@@ -125,8 +125,8 @@ def _play(scenario: Scenario, arm: str, ground: Callable[[], Ground]) -> Outcome
     return _said(wrong or (f"faults of fixes: {'; '.join(faults)}" if faults else None))
 
 
-def _said(wrong: str | None) -> Outcome:
-    return Outcome("right") if wrong is None else Outcome("wrong", wrong)
+def _said(wrong: str | None) -> StepOutcome:
+    return StepOutcome("right") if wrong is None else StepOutcome("wrong", wrong)
 
 
 @contextmanager
@@ -169,9 +169,9 @@ def run(
     limit_s: float,
     child: Sequence[str] = CHILD,
     ended: Callable[[int], object] = lambda _: None,
-) -> dict[str, Outcome]:
+) -> dict[str, StepOutcome]:
     """limit_s: how long a step may take. `ended` gets how many have ended."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, StepOutcome] = {}
     while len(outcomes) < len(names):
         left = [name for name in names if name not in outcomes]
         begun, died = left[0], ""
@@ -180,11 +180,11 @@ def run(
                 if "begun" in line:
                     begun = line["begun"]
                 else:
-                    outcomes[line["ended"]] = Outcome(**line["outcome"])
+                    outcomes[line["ended"]] = StepOutcome(**line["outcome"])
                     ended(len(outcomes))
             died = _how(process, limit_s)
         if len(outcomes) < len(names) and begun not in outcomes:
-            outcomes[begun] = Outcome("died", died)
+            outcomes[begun] = StepOutcome("died", died)
     return outcomes
 
 
