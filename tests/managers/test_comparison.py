@@ -5,7 +5,7 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.managers.making import bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers.between_ranks import Comparison
+from trtllm_kvfix.managers.between_ranks import RankComparison
 from trtllm_kvfix.ranks import RanksDiffer, Tag
 
 
@@ -17,7 +17,7 @@ def outcome(comm: RankComm, *, differs: bool, iterations: int = 4, patience_s: f
     """Runs a rank that compares in every second iteration, and says how it ended. One that differs does so in the
     third."""
     core = manager()
-    comparison = Comparison(core, 1, find=lambda: comm, every=2, patience_s=patience_s)
+    comparison = RankComparison(core, 1, find=lambda: comm, every=2, patience_s=patience_s)
     for iteration in range(1, iterations + 1):
         tokens = [iteration] * (5 if differs and iteration == 3 else 6)
         core.add_sequence(native.SequenceRequest(iteration, tokens))

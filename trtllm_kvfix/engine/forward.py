@@ -10,7 +10,7 @@ from trtllm_kvfix.engine.batch import Batch
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.inputs import GraphAdapters, Inputs
-from trtllm_kvfix.engine.machine import Machine, Memory
+from trtllm_kvfix.engine.machine import DeviceMemory, Machine
 from trtllm_kvfix.engine.model import Array, Model, attend
 from trtllm_kvfix.engine.tables import Tables
 
@@ -30,7 +30,7 @@ class Forward:
         self._tokens_per_block = config.tokens_per_block
         self._table = tables.destination.array[0]
         self._inputs = inputs.device
-        self._last = Memory(machine, (config.requests_max,))  # by seat: the newest token
+        self._last = DeviceMemory(machine, (config.requests_max,))  # by seat: the newest token
         self._results = [machine.device.pinned((config.requests_max,), "int32") for _ in range(RESULTS)]
         self._reads: Any = [each.array for each in self._results]
         self._adapters = GraphAdapters(machine, config) if config.graphs else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from trtllm_kvfix.engine.batch import Batch
 from trtllm_kvfix.engine.config import EngineConfig
-from trtllm_kvfix.engine.machine import Fence, Machine, Memory
+from trtllm_kvfix.engine.machine import DeviceMemory, Fence, Machine
 from trtllm_kvfix.engine.model import Array
 
 BY_TOKEN = ("tokens", "positions", "rows", "sources")
@@ -35,7 +35,7 @@ class Inputs:
         self._fence = Fence(machine, "the copy of a step's inputs") if config.has("input-copy-fence") else None
         size = (len(BY_TOKEN) * config.tokens_max + len(BY_ROW) * config.requests_max,)
         self._pinned = machine.device.pinned(size, "int32")
-        self._memory = Memory(machine, size)
+        self._memory = DeviceMemory(machine, size)
         self._host = Fields(self._pinned.array, config.tokens_max, config.requests_max)
         self.device = Fields(self._memory.array, config.tokens_max, config.requests_max)
 
@@ -65,7 +65,7 @@ class GraphAdapters:
         self._machine = machine
         self._fence = Fence(machine, "the replay of a step") if config.has("graph-inputs") else None
         self._pinned = machine.device.pinned((config.requests_max,), "int32")
-        self._memory = Memory(machine, (config.requests_max,))
+        self._memory = DeviceMemory(machine, (config.requests_max,))
         self._host: Any = self._pinned.array
         self.device: Array = self._memory.array
         self._graph = machine.device.capture_copies(

@@ -116,7 +116,7 @@ class Scheduler:
 
 
 @dataclass
-class Step:
+class LaunchedStep:
     """Given to the device, not read yet."""
 
     number: int
@@ -139,7 +139,7 @@ class Engine:
             machine.settle()
         self.scheduler = Scheduler(config, self.cache)
         self._ends = [Fence(machine, "a step") for _ in range(2)]
-        self._flying: deque[Step] = deque()
+        self._flying: deque[LaunchedStep] = deque()
         self.steps = 0
 
     def submit(self, request: Request) -> None:
@@ -191,7 +191,7 @@ class Engine:
             self.cache.close()
 
     def _launch(self, batch: Batch) -> None:
-        step = Step(self.steps, batch, self._ends[self.steps % 2])
+        step = LaunchedStep(self.steps, batch, self._ends[self.steps % 2])
         self.steps += 1
         every = self.config.late_every
         late = every > 0 and self.steps % every == 0
@@ -208,7 +208,7 @@ class Engine:
         if every and not late:
             step.end.wait()
 
-    def _read(self, step: Step) -> list[Request]:
+    def _read(self, step: LaunchedStep) -> list[Request]:
         """Read a step: its tokens go to the answers, and its chunks are in the cache."""
         step.end.wait()
         tokens, now_s = self._forward.tokens(step.number), self._now_s()

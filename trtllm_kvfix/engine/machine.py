@@ -66,7 +66,7 @@ def _torch() -> Any:
     return torch
 
 
-class Memory:
+class DeviceMemory:
     """Device memory of ours, zeroed, and the array that the model sees."""
 
     def __init__(self, machine: "Machine", shape: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
-from trtllm_kvfix.engine.machine import Machine, Memory
+from trtllm_kvfix.engine.machine import DeviceMemory, Machine
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.staging import OffsetStager
@@ -29,7 +29,7 @@ class Tables(ABC):
         self.machine = machine
         self.cache = cache
         self.shape = (1, config.requests_max, 2, cache.blocks_per_sequence)
-        self.destination = Memory(machine, self.shape)
+        self.destination = DeviceMemory(machine, self.shape)
         self.memory = machine.device.pinned(self.shape, "int32")
         self.host: Any = self.memory.array
         self.stager = self._stager(**self._layout()) if config.has(self.fix) else None

@@ -38,7 +38,7 @@ REMOVED = ("block_hashes", "medium", "group_idx")
 
 
 @dataclass
-class Known:
+class KnownBlock:
     """A block as a router knows it."""
 
     message: dict[str, Any]
@@ -62,7 +62,7 @@ class Translator:
         self._groups = groups_of(self._windows)
         self._lora_names: Mapping[int, str] = {} if lora_names is None else lora_names
         self._shape = shape
-        self._known: dict[tuple[int | None, int], Known] = {}
+        self._known: dict[tuple[int | None, int], KnownBlock] = {}
         self._next_id = 0
 
     def translate(self, events: Iterable[BlockEvent]) -> list[Message]:
@@ -74,7 +74,7 @@ class Translator:
         messages = self._forget_all() if lost else []
         key = (event.window_size, event.block_hash)
         if event.kind == "stored":
-            self._known[key] = Known(self._stored(event), event.tier)
+            self._known[key] = KnownBlock(self._stored(event), event.tier)
             return [*messages, self._known[key].message]
         known = self._known.get(key)
         if known is None:  # announced by an event that was lost
@@ -137,7 +137,7 @@ def groups_of(windows: Sequence[int]) -> dict[int | None, dict[str, Any]]:
     return groups or {None: none}
 
 
-def removed(known: Known) -> dict[str, Any]:
+def removed(known: KnownBlock) -> dict[str, Any]:
     return {"type": "BlockRemoved", **{name: known.message[name] for name in REMOVED}}
 
 

@@ -12,7 +12,7 @@ from trtllm_kvfix.staging import on_stream
 LIMIT_S = 60.0
 
 
-class _Observed:
+class _ReportingDevice:
     """A device that reports when a thread is about to wait for an event."""
 
     def __init__(self, device: Device, blocked: Event) -> None:
@@ -32,7 +32,7 @@ class HostThread:
 
     def __init__(self, device: Device, stream: int) -> None:
         self._blocked = Event()  # the work that has begun is, or has ended
-        self._device = cast("Device", _Observed(device, self._blocked))
+        self._device = cast("Device", _ReportingDevice(device, self._blocked))
         self._stream = stream
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvfix-hazard-host")
         self._begun: Future[None] | None = None

@@ -26,7 +26,7 @@ def next_serial() -> int:
     return next(_serials)
 
 
-class Comparison:
+class RankComparison:
     """The comparisons of one manager. Only the executor's thread uses it."""
 
     def __init__(

@@ -14,7 +14,7 @@ import numpy as np
 from trtllm_kvfix import settings
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import reports, tensors
-from trtllm_kvfix.managers.between_ranks import Clock, Comparison, next_serial
+from trtllm_kvfix.managers.between_ranks import Clock, RankComparison, next_serial
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.keywords import layout_of
@@ -117,7 +117,7 @@ class NativeKvCache:
         serial = next_serial()
         self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
         self._questions = Questions(self._books, self.layout)
-        self._comparison = Comparison(self.core, serial)
+        self._comparison = RankComparison(self.core, serial)
         if self.layout.events is not None:
             for window in self.layout.windows:
                 self.layout.events.created(window.size, [window.blocks_primary, window.blocks_host])

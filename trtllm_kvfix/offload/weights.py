@@ -52,7 +52,7 @@ class Weights:
             self._changing += change
 
 
-class Side(Protocol):
+class WorkerSide(Protocol):
     """The part of the worker side that this module uses."""
 
     @property
@@ -60,10 +60,10 @@ class Side(Protocol):
     def end_what_runs(self) -> None: ...
 
 
-_sides: Living[Side] = Living()
+_sides: Living[WorkerSide] = Living()
 
 
-def watch(side: Side) -> None:
+def watch(side: WorkerSide) -> None:
     """Note changes of its engine's weights from now on."""
     _sides.add(side)
 
@@ -93,7 +93,7 @@ def noting(original: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
-def sides_of(caller: Any) -> list[Side]:
+def sides_of(caller: Any) -> list[WorkerSide]:
     """Return the side of the caller's engine, or all sides if it cannot be found: forgetting too much harms nobody."""
     try:
         connector = getattr(caller, "engine", caller).kv_connector_manager

@@ -59,7 +59,7 @@ class InPlace:
         """Nothing is owned here."""
 
 
-class Protected:
+class ProtectedMethod:
     """Upstream's method with a fix around it. `InPlace` is what it does alone."""
 
     def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
@@ -83,7 +83,7 @@ def copy_as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
 
 
 def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    trial(lambda device: RefilledTable(device, 0, Protected(around, device)))
+    trial(lambda device: RefilledTable(device, 0, ProtectedMethod(around, device)))
 
 
 def refilled(shipper: BuildShipper, device: Device, seed: int) -> RefilledTable:

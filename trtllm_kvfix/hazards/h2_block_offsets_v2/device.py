@@ -164,7 +164,7 @@ class LiveGather(Gather):
         self.gather(table, self.copy_index, destination, stream)
 
 
-class Protected(Gather):
+class ProtectedLaunch(Gather):
     """The same launch with a fix around it. `LiveGather` is what it does alone."""
 
     def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
@@ -194,7 +194,7 @@ class Protected(Gather):
 def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
     """Twice each: the first time that a fix sees a table, it may do other things than from then on."""
     for scenario in (NextCall, FreedRow):
-        trial(lambda device, kind=scenario: kind(device, 0, Protected(around, device)), times=2)  # type: ignore[misc]
+        trial(lambda device, kind=scenario: kind(device, 0, ProtectedLaunch(around, device)), times=2)  # type: ignore[misc]
 
 
 class DroppedSnapshot(Gather):

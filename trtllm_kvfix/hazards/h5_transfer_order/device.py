@@ -119,7 +119,7 @@ def made_pool(pools: list[HostPool], device: Device, block_bytes: int, _: object
     return pools[-1]
 
 
-class Connector(Mover):
+class ConnectorMover(Mover):
     """Both sides of the offload connector, its host pool, lanes and index, and as much of an executor as they need.
 
     The control is the same connector with a stream on which nothing runs: its transfers are ordered behind nothing.
@@ -505,13 +505,13 @@ def through_connector(words: Words) -> Case:
         call=words.call,
         control_kind=ControlKind.WRONG_STREAM,
         control=Side(
-            partial(build, words.arm, partial(Connector, ordered=False)),
+            partial(build, words.arm, partial(ConnectorMover, ordered=False)),
             "The same connector, given a stream on which nothing runs.",
             words.meanwhile,
             words.corrupt,
         ),
         fixed=Side(
-            partial(build, words.arm, partial(Connector, ordered=True)),
+            partial(build, words.arm, partial(ConnectorMover, ordered=True)),
             "The connector marks the stream that computes, and its copy stream waits for the mark.",
             "an unordered copy, issued later, is over: only the mark holds this one",
             words.intact,

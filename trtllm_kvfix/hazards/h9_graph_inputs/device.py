@@ -78,7 +78,7 @@ class Steps(Arm):
         super().close()
 
 
-class Fence(Protocol):
+class ReplayProtection(Protocol):
     """A fix that knows when the replays that read a table are over."""
 
     def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -91,7 +91,7 @@ class FencedSteps(Steps):
 
     is_early = False
 
-    def __init__(self, build: Callable[[], Fence], device: Device, seed: int) -> None:
+    def __init__(self, build: Callable[[], ReplayProtection], device: Device, seed: int) -> None:
         super().__init__(device, seed)
         fence = build()
         fence.handing_out(lambda _graph: self.graph.table)(self.graph)
@@ -127,11 +127,11 @@ class FencedSteps(Steps):
         super().close()
 
 
-def self_test(build: Callable[[], Fence]) -> None:
+def self_test(build: Callable[[], ReplayProtection]) -> None:
     trial(lambda device: FencedSteps(build, device, 0))
 
 
-def case(build: Callable[[], Fence]) -> Case:
+def case(build: Callable[[], ReplayProtection]) -> Case:
     return Case(
         name="graph-inputs",
         variant="captured copies",

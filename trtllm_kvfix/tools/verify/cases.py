@@ -132,7 +132,7 @@ class Iteration:
     example: Example | None
 
 
-class Clock:
+class Stopwatch:
     """Microseconds since it was made."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
     device = arm.device
     arm.prepare()
     arm.settle()
-    clock = Clock()
+    clock = Stopwatch()
     with gates.closed(arm.held):
         arm.lead_in()
         call = clock()
