@@ -174,58 +174,8 @@ def _around(up: Upstream, fence: InputFence) -> Sequence[Replacement]:
     ]
 
 
-# ---- how it shows that it works ----
-
-WORDS = 64
-
-
-class _RefilledInputs(Arm):
-    """Inputs of a step are prepared; then the loop schedules the next one, which may write any host buffer."""
-
-    def __init__(self, fence: InputFence, device: Device, seed: int) -> None:
-        super().__init__(device, seed)
-        self.buffer, self.inputs = device.pinned((WORDS,), "uint32"), device.empty((WORDS,), "uint32")
-        self._host = HostThread(device, self.held)  # one thread for both: the fence keeps its marks by thread
-        self._prepare, self._schedule = fence.recording(self._copy), fence.waiting(self._write)
-
-    def lanes(self) -> tuple[Lane, ...]:
-        return Lane("stream", "copy"), Lane("next step", "writes the buffer")
-
-    def prepare(self) -> None:
-        self.steps = self.random.integers(1, 1 << 32, (2, WORDS), np.uint32)
-
-    def call(self) -> None:
-        self._host.do(lambda: self._prepare("engine"))
-
-    def disturb(self) -> None:
-        self._host.begin(lambda: self._schedule("executor"))
-
-    def waiting(self) -> bool:
-        return self._host.waits()
-
-    def settle(self) -> None:
-        super().settle()
-        self._host.finish()
-
-    def compare(self) -> Comparison:
-        """The device had to find the first step's inputs; in the end the second step's are in the buffer."""
-        return Comparison(self.steps, np.stack([self.device.download(self.inputs, self.held), self.buffer.array]))
-
-    def close(self) -> None:
-        self._host.close()
-        super().close()
-
-    def _copy(self, _engine: Any) -> None:
-        self.buffer.array[:] = self.steps[0]
-        self.device.copy(self.inputs.address, self.buffer.address, self.buffer.nbytes, self.held)
-
-    def _write(self, _executor: Any) -> None:
-        self.buffer.array[:] = self.steps[1]
-
-
 def self_test() -> None:
-    """A step's inputs are copied out of a pinned buffer, and the next step writes it again."""
-    trial(lambda device: _RefilledInputs(InputFence(), device, 0))
+    h7.self_test(InputFence)
 
 
 FIX = Fix(
