@@ -17,7 +17,7 @@ from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote import porter_process
 from trtllm_kvfix.offload.remote.keys import object_name
-from trtllm_kvfix.offload.remote.messages import Get, Look, Message, Outcome, Outcomes, Progress, Put, Spec
+from trtllm_kvfix.offload.remote.messages import CallOver, Get, Look, Message, Outcome, Outcomes, Put, Spec
 
 BLOCK_BYTES, SLOT_BYTES, SLOTS = 4096, 4096 + 64, 8
 KEYS = tuple(bytes([number]) * 32 for number in range(4))
@@ -95,7 +95,7 @@ class Bench:
         self._connection.send(message)
 
     def next_answer(self) -> Outcomes:
-        while isinstance(reply := self._connection.recv(), Progress):
+        while isinstance(reply := self._connection.recv(), CallOver):
             self.progress.append(reply.kind)
         assert isinstance(reply, Outcomes)
         return reply

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote import worker
-from trtllm_kvfix.offload.remote.messages import Get, Progress, Put, Spec
+from trtllm_kvfix.offload.remote.messages import CallOver, Get, Put, Spec
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 from trtllm_kvfix.overlay import fuse
@@ -64,15 +64,15 @@ def test_a_porter_is_ended_when_no_call_ends_and_not_because_much_was_asked_of_i
         assert porter.ask(kind(number, (b"k",), (0,)))
     for _ in range(6):
         clock.now += 9
-        porter._hear(Progress(kind.__name__), process)
+        porter._hear(CallOver(kind.__name__), process)
         porter.end_if_stuck()
     assert not process.kill.called, "it has worked for 54 s"
     clock.now += 9
-    porter._hear(Progress(other.__name__), process)
+    porter._hear(CallOver(other.__name__), process)
     porter.end_if_stuck()
     assert not process.kill.called
     clock.now += 2
-    porter._hear(Progress(other.__name__), process)
+    porter._hear(CallOver(other.__name__), process)
     porter.end_if_stuck()
     assert process.kill.called, "calls of another kind have a thread of their own"
     assert porter.close(10)

@@ -10,7 +10,7 @@ from trtllm_kvfix.hazards.simulated import require
 
 
 @dataclass(eq=False)
-class _Request:
+class _AdmittedRequest:
     py_request_id: int
     prompt_len: int
     cached: int
@@ -29,7 +29,7 @@ class _Request:
 
 @dataclass
 class _Batch:
-    context_requests: list[_Request] = field(default_factory=list)
+    context_requests: list[_AdmittedRequest] = field(default_factory=list)
 
 
 class _Bound:
@@ -39,23 +39,23 @@ class _Bound:
 
     def remove_sequence(self) -> None: ...  # as V1's has
 
-    def find_new_context_block(self, tokens: list[Any], request: _Request) -> Any:
+    def find_new_context_block(self, tokens: list[Any], request: _AdmittedRequest) -> Any:
         if len(tokens) <= request.cached:
             return None
         return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
 
 
-class _Manager:
+class _AdmittingManager:
     impl = _Bound()
     mapping = None
 
-    def _kv_connector_should_add_sequence(self, request: _Request) -> bool:  # noqa: ARG002  upstream's
+    def _kv_connector_should_add_sequence(self, request: _AdmittedRequest) -> bool:  # noqa: ARG002  upstream's
         return True
 
 
 class _Managers:
     def __init__(self, main: Any) -> None:
-        self.resource_managers = {main: _Manager()}
+        self.resource_managers = {main: _AdmittingManager()}
 
 
 def self_test(main: Any, ordered: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -65,7 +65,7 @@ def self_test(main: Any, ordered: Callable[[Callable[..., Any]], Callable[..., A
     def as_upstream(manager: Any, scheduled_batch: Any) -> None:  # noqa: ARG001
         admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
 
-    large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
+    large, reusing = _AdmittedRequest(1, 64, 0), _AdmittedRequest(2, 64, 60)
     batch = _Batch([large, reusing])
     ordered(as_upstream)(_Managers(main), batch)
     require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")

@@ -13,7 +13,7 @@ from trtllm_kvfix.native import Device
 WORDS = 64
 
 
-class Fence(Protocol):
+class FenceUnderTest(Protocol):
     """A fix that lets the loop go on once the device has read the last step's inputs."""
 
     def recording(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -23,7 +23,7 @@ class Fence(Protocol):
 class Loop(Arm):
     """Inputs of a step are prepared; then the loop schedules the next one, which may write any host buffer."""
 
-    def __init__(self, fence: Fence, device: Device, seed: int) -> None:
+    def __init__(self, fence: FenceUnderTest, device: Device, seed: int) -> None:
         super().__init__(device, seed)
         self.buffer, self.inputs = device.pinned((WORDS,), "uint32"), device.empty((WORDS,), "uint32")
         self._host = HostThread(device, self.held)  # one thread for both: a fence may keep its marks by thread
@@ -64,5 +64,5 @@ class Loop(Arm):
         self.buffer.array[:] = self.steps[1]
 
 
-def self_test(build: Callable[[], Fence]) -> None:
+def self_test(build: Callable[[], FenceUnderTest]) -> None:
     trial(lambda device: Loop(build(), device, 0))

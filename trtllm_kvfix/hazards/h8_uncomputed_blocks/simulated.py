@@ -10,34 +10,34 @@ Around: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass
-class _Request:
+class _ReleasedRequest:
     context_remaining_length: int
     is_dummy_request: bool = False
     is_generation_complete_state: bool = True
 
 
-class _Manager:
+class _ReleasingManager:
     """Stores whatever it is given, as builds without T#12673."""
 
     enable_block_reuse = False
 
     def __init__(self) -> None:
-        self.stored: list[_Request] = []
+        self.stored: list[_ReleasedRequest] = []
         self.released: list[int] = []
 
-    def store_context_blocks(self, request: _Request) -> None:
+    def store_context_blocks(self, request: _ReleasedRequest) -> None:
         self.stored.append(request)
 
-    def remove_sequence(self, request_id: int, request: _Request, pin: bool) -> None:  # noqa: ARG002  upstream's
+    def remove_sequence(self, request_id: int, request: _ReleasedRequest, pin: bool) -> None:  # noqa: ARG002  upstream's
         self.released.append(request_id)
         if not request.is_dummy_request:
             self.stored.append(request)
 
 
 def self_test(storing: Around, releasing: Around) -> None:
-    manager = _Manager()
-    store, release = storing(_Manager.store_context_blocks), releasing(_Manager.remove_sequence)
-    early, whole = _Request(8), _Request(0)
+    manager = _ReleasingManager()
+    store, release = storing(_ReleasingManager.store_context_blocks), releasing(_ReleasingManager.remove_sequence)
+    early, whole = _ReleasedRequest(8), _ReleasedRequest(0)
     for request in (early, whole):
         store(manager, request)
         release(manager, 1, request, False)

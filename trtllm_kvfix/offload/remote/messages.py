@@ -61,7 +61,7 @@ class Outcomes(NamedTuple):
     seconds: float = 0.0
 
 
-class Progress(NamedTuple):
+class CallOver(NamedTuple):
     """A call of the store has ended. There is one thread for each kind of message."""
 
     kind: str  # the name of the message's type
@@ -75,4 +75,4 @@ class StoreState(NamedTuple):
 
 
 Message: TypeAlias = Look | Put | Get
-Reply: TypeAlias = Outcomes | Progress | StoreState
+Reply: TypeAlias = Outcomes | CallOver | StoreState

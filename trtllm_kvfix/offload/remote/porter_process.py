@@ -31,12 +31,12 @@ from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
 from trtllm_kvfix.offload.remote.messages import (
+    CallOver,
     Get,
     Look,
     Message,
     Outcome,
     Outcomes,
-    Progress,
     Put,
     Reply,
     Spec,
@@ -279,7 +279,7 @@ class PorterProcess:
         return [object_name(key, self._spec.rank, self._spec.ranks) for key in keys]
 
     def _moves_on(self, kind: type[Message]) -> None:
-        self._tell(Progress(kind.__name__))
+        self._tell(CallOver(kind.__name__))
 
     def _tell(self, answer: Reply) -> None:
         with self._answering, suppress(OSError):

@@ -25,12 +25,12 @@ from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.remote.arguments import layout_parts
 from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.messages import (
+    CallOver,
     Get,
     Look,
     Message,
     Outcome,
     Outcomes,
-    Progress,
     Put,
     Reply,
     Spec,
@@ -191,7 +191,7 @@ class PorterHandle:
             self._note(reply)
             return
         with self._lock:
-            if isinstance(reply, Progress):
+            if isinstance(reply, CallOver):
                 self._moved_on[reply.kind] = monotonic()
                 return
             asked = next((one for one in self._asked.values() if reply.number in one), {})
