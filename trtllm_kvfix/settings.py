@@ -36,6 +36,7 @@ __all__ = [
     "as_variables",
     "environment",
     "export",
+    "fix_ids",
     "in_one_line",
     "load",
     "names",
@@ -142,6 +143,10 @@ def unset(names: Iterable[str]) -> None:
 def names() -> list[Name]:
     """Every setting there is, by the path to it."""
     return [tuple(dotted.split(".")[1:]) for dotted, _ in _flattened(Settings().model_dump(), SECTION)]
+
+
+def fix_ids() -> list[str]:
+    return [name[-1] for name in names() if name[0] == "fixes"]
 
 
 def variable_of(name: Name) -> str:

@@ -34,13 +34,13 @@ from trtllm_kvfix.settings import (
     Word,
     as_variables,
     environment,
+    fix_ids,
     load,
-    names,
     switched_off,
     variable_of,
 )
 
-IDS = [name[-1] for name in names() if name[0] == "fixes"]
+IDS = fix_ids()
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 
 
@@ -126,13 +126,15 @@ def run(
     With TRTLLM_KVFIX_ENABLED=false, COMMAND runs without them, whatever the other settings are.
     """
     environ = environment()
-    if switched_off(environ):
-        start_without(command, environ, dry_run=dry_run)
-        return
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
-    settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
+    if config is not None:
+        environ[ENV_FILE] = str(config.absolute())
+    if switched_off(environ):
+        start_without(command, environ, metrics_port, dry_run=dry_run)
+        return
+    settings = load(environ=environ, options=_from_options(fixes, force, manager, metrics_port))
     if not settings.enabled:
-        start_without(command, environ, dry_run=dry_run)
+        start_without(command, environ, settings.metrics_port, dry_run=dry_run)
         return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
@@ -159,9 +161,11 @@ def leave_watcher(job: str, environ: Mapping[str, str]) -> None:
         tell(f"nothing watches whether the fixes reach the server, see `trtllm-kvfix status`: {described(error)}")
 
 
-def start_without(command: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> None:
-    """Start the command without the fixes. The hook goes with it, and takes the section `kvfix:` out of the server's
-    configuration, which TensorRT-LLM would refuse."""
+def start_without(
+    command: Sequence[str], environ: Mapping[str, str], metrics_port: int | None, *, dry_run: bool
+) -> None:
+    """Start the command without the fixes. The hook goes with it: it takes the section `kvfix:`, which TensorRT-LLM
+    would refuse, out of the server's configuration, and answers on the port of metrics."""
     refuse_missing(command)
     tell(f"{ENV_ENABLED} or kvfix.enabled is false: {command[0]} starts WITHOUT the fixes")
     try:
@@ -169,6 +173,8 @@ def start_without(command: Sequence[str], environ: Mapping[str, str], *, dry_run
     except SettingsError as error:
         tell(f"a section `{SECTION}:` stays in its configuration: {error}")
     new = {ENV_ENABLED: "false", PATH: path_with_hook(environ)}
+    if metrics_port is not None:
+        new[variable_of(("metrics_port",))] = str(metrics_port)
     line = forwarding(command, sorted(new))
     if dry_run:
         show(line, new)
