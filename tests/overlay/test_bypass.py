@@ -31,9 +31,9 @@ MODEL = {"model": "m"}
 
 
 def serve(
-    folder: Path, document: Any = None, port: int | None = None, code: str = SERVE, **variables: str
+    folder: Path, document: Any = None, port: int | str = "", code: str = SERVE, **variables: str
 ) -> tuple[dict[str, Any], str]:
-    done = python(folder, code, json.dumps(document or MODEL), str(port or ""), **variables)
+    done = python(folder, code, json.dumps(document or MODEL), str(port), **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 

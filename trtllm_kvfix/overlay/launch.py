@@ -19,7 +19,7 @@ from typing import NoReturn, get_args
 import click
 
 from trtllm_kvfix import usage
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.log import described
 from trtllm_kvfix.overlay import hook_loss, server_config, watcher
 from trtllm_kvfix.overlay.hook_file import hook_file
@@ -41,6 +41,8 @@ from trtllm_kvfix.settings import (
 )
 
 IDS = fix_ids()
+# `doctor` in a process of its own, which does not take packages from the folder that the command starts in.
+DOCTOR = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from trtllm_kvfix.__main__ import main; main()"
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 
 
@@ -108,6 +110,9 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     type=click.Choice(["upstream", "native"]),
     help="Which block manager serves: see docs/native-manager.md.",
 )
+@click.option(
+    "--strict", is_flag=True, help="Start nothing that would lack a fix which it needs and nobody has switched off."
+)
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this port plus r.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -118,6 +123,7 @@ def run(
     force: bool,
     dry_run: bool,
     manager: str | None,
+    strict: bool,
     metrics_port: int | None,
     command: tuple[str, ...],
 ) -> None:
@@ -139,6 +145,8 @@ def run(
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
     for doubt in hook_loss.doubts(command) if not hook_file().exists() else ():
+        if strict:
+            raise SettingsError(f"--strict: {doubt}. Install the hook with `trtllm-kvfix enable`, or mend that line")
         tell(f"warning: {doubt}. If it is the server's, it starts WITHOUT the fixes")
     inherited = {
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
@@ -149,8 +157,21 @@ def run(
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
         show(line, new)
         return
+    if strict and server_config.settings_for(command, {**inherited, **new}).enabled:
+        refuse_unprotected(command, {**inherited, **new})
     leave_watcher(new[ENV_JOB], inherited)
     become(line, {**inherited, **new})
+
+
+def refuse_unprotected(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Ask `doctor`, which imports TensorRT-LLM. What it shows goes to standard error, as the command's own output may
+    be read by a program."""
+    asked = [sys.executable, "-c", DOCTOR, "doctor", "--", *command]
+    if subprocess.run(asked, env=environ, stdout=sys.stderr.fileno(), check=False).returncode:
+        raise KvfixError(
+            f"--strict: nothing is started, because `doctor` has found what it says above; {ENV_ENABLED}=false starts "
+            f"{command[0]} without the fixes"
+        )
 
 
 def leave_watcher(job: str, environ: Mapping[str, str]) -> None:

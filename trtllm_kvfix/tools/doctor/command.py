@@ -129,8 +129,9 @@ def doctor(settings: "Settings", as_json: bool, source: Path | None, command: tu
     in the server.
 
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
-    its self-test, a fix that this TensorRT-LLM needs is off, a probe cannot decide whether a fix is needed, or another
-    tool has displaced a fix in a server of this user that runs.
+    its self-test, a fix that this TensorRT-LLM needs would not reach a server that is started from here, a probe cannot
+    decide whether a fix is needed, or another tool has displaced a fix in a server of this user that runs. A fix that
+    settings switch off is your decision, which is shown and no problem.
     """
     if command:
         settings = as_the_server(settings, command, runs_here=source is None)
@@ -166,6 +167,8 @@ def show(report: Mapping[str, Any]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report["overlay"] is not None:
         show_overlay(console, report["overlay"])
+        for decision in report["overlay"]["switched_off"]:
+            console.print(f"off: {decision}", markup=False, soft_wrap=True)
     for problem in report["problems"]:
         console.print(f"problem: {problem}", style="bold", markup=False, soft_wrap=True)
 
