@@ -121,16 +121,18 @@ def test_entry_point_without_a_command_says_what_it_wants(installed: Path) -> No
     assert "wants the command to run" in done.stderr
 
 
-def test_dynamo_worker_has_the_fixes(installed: Path) -> None:
+def test_dynamo_worker_has_the_fixes_or_none(installed: Path) -> None:
     package = installed.parent / "dynamo" / "trtllm"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(DYNAMO)
-    done = run(installed, EXAMPLES / "dynamo" / "worker.sh", "--model-path", "model")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [None]
-    assert "applied: staged-offsets-v1" in done.stderr
+    command = (EXAMPLES / "dynamo" / "worker.sh", "--model-path", "model")
+    for off, says in ("", "applied: staged-offsets-v1"), ("false", "rank 0 of 1 runs WITHOUT the fixes"):
+        done = run(installed, *command, TRTLLM_KVFIX_ENABLED=off)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [None]
+        assert says in done.stderr
 
 
 def of_the_unit(installed: Path, key: str) -> list[str]:
