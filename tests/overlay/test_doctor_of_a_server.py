@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.overlay.entries import attestation
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
+from trtllm_kvfix.overlay import attest
 
 COMMAND = (sys.executable, "-m", "trtllm_kvfix")
 V1 = "staged-offsets-v1"
@@ -67,6 +70,15 @@ def test_a_file_that_switches_all_fixes_off_counts_below_run(folder: Path) -> No
     (folder / "server.yaml").write_text("kvfix: {enabled: false}")
     done = doctor(folder, "doctor", "--json", "--", "./serve", "--config", "server.yaml")
     assert (done.returncode, json.loads(done.stdout)["overlay"]["hook"]) == (0, "off"), done.stderr
+
+
+def test_a_server_that_runs_is_no_matter_of_another_that_is_to_start(folder: Path) -> None:
+    attest.write(folder / "run", replace(attestation(), displaced={"a:b": "another tool"}))
+    done = doctor(folder, "doctor", "--json", TRTLLM_KVFIX_RUNTIME_DIR=str(folder / "run"))
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert (done.returncode, "runs past a:b" in problem) == (1, True)
+    done = doctor(folder, "doctor", "--", "./serve", TRTLLM_KVFIX_RUNTIME_DIR=str(folder / "run"))
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_tree_is_examined_for_a_server_that_is_elsewhere(folder: Path) -> None:
