@@ -133,14 +133,16 @@ def run(
     """
     environ = environment()
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
-    if config is not None:
-        environ[ENV_FILE] = str(config.absolute())
+    # What is said here of where a server without fixes can be asked is as good as settings of the environment.
+    said = {} if config is None else {ENV_FILE: str(config.absolute())}
+    if metrics_port is not None:
+        said[variable_of(("metrics_port",))] = str(metrics_port)
     if switched_off(environ):
-        start_without(command, environ, metrics_port, dry_run=dry_run)
+        start_without(command, environ, said, dry_run=dry_run)
         return
-    settings = load(environ=environ, options=_from_options(fixes, force, manager, metrics_port))
+    settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
     if not settings.enabled:
-        start_without(command, environ, settings.metrics_port, dry_run=dry_run)
+        start_without(command, environ, said, dry_run=dry_run)
         return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
@@ -183,7 +185,7 @@ def leave_watcher(job: str, environ: Mapping[str, str]) -> None:
 
 
 def start_without(
-    command: Sequence[str], environ: Mapping[str, str], metrics_port: int | None, *, dry_run: bool
+    command: Sequence[str], environ: Mapping[str, str], said: Mapping[str, str], *, dry_run: bool
 ) -> None:
     """Start the command without the fixes. The hook goes with it: it takes the section `kvfix:`, which TensorRT-LLM
     would refuse, out of the server's configuration, and answers on the port of metrics."""
@@ -193,9 +195,7 @@ def start_without(
         checked(command)
     except SettingsError as error:
         tell(f"a section `{SECTION}:` stays in its configuration: {error}")
-    new = {ENV_ENABLED: "false", PATH: path_with_hook(environ)}
-    if metrics_port is not None:
-        new[variable_of(("metrics_port",))] = str(metrics_port)
+    new = {**said, ENV_ENABLED: "false", PATH: path_with_hook(environ)}
     line = forwarding(command, sorted(new))
     if dry_run:
         show(line, new)
