@@ -113,8 +113,9 @@ child_environment.start_worker({{"TRTLLM_KVFIX_ENABLED": "false"}}, None, ())
     assert "trtllm_kvfix_enabled" in said["page"]
 
 
-def test_a_program_that_turns_the_fixes_on_is_not_told_otherwise(small: Path) -> None:
-    code = SERVE.replace("args =", "import small_fixes, trtllm_kvfix; trtllm_kvfix.enable()\nargs =")
+@pytest.mark.parametrize("before", ["args =", "py_executor.PyExecutor().start_worker()"])
+def test_a_program_that_turns_the_fixes_on_is_not_told_otherwise(small: Path, before: str) -> None:
+    code = SERVE.replace(before, f"import small_fixes, trtllm_kvfix; trtllm_kvfix.enable()\n{before}", 1)
     said, error = serve(small, code=code, TRTLLM_KVFIX_ENABLED="false")
     assert "ours" in said["record"] and said["attested"][0]["enabled"]
     assert "WITHOUT" not in error

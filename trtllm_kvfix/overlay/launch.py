@@ -159,7 +159,7 @@ def run(
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
         show(line, new)
         return
-    if strict and server_config.settings_for(command, {**inherited, **new}).enabled:
+    if strict:
         refuse_unprotected(command, {**inherited, **new})
     leave_watcher(new[ENV_JOB], inherited)
     become(line, {**inherited, **new})
