@@ -320,5 +320,6 @@ def _validated(given: Mapping[Name, _Given]) -> Settings:
         problem = error.errors()[0]
         below = problem.get("ctx", {}).get("below")  # where a mapping's own check names one of its keys
         setting = given[tuple(str(part) for part in (*problem["loc"], below) if part is not None)]
-        message = problem["msg"].removeprefix("Value error, ")
+        is_switch = problem["type"] == "bool_type"
+        message = "write true or false, without quotes" if is_switch else problem["msg"].removeprefix("Value error, ")
         raise SettingsError(f"{setting.where} is {shortened(setting.value)}: {message}") from error
