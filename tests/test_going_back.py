@@ -16,6 +16,7 @@ from tests.standin.fixture import STANDIN
 from trtllm_kvfix.overlay import hook_file
 
 DOCS = ROOT / "docs"
+SCRIPT = STANDIN / "bin" / "trtllm-serve"
 V1 = "staged-offsets-v1"
 V1_VARIABLE = "TRTLLM_KVFIX_FIXES_STAGED_OFFSETS_V1"
 # Whether the load shows it where nothing is mended. In D upstream has mended what this load reaches.
@@ -166,11 +167,12 @@ def test_the_hook_of_enable(tmp_path: Path) -> None:
     with pod.served() as served:
         has_no_fix(served)
     del pod.variables["TRTLLM_KVFIX_ENABLED"]
+    pod.variables[V1_VARIABLE] = "off"
+    with pod.served() as served:
+        lacks_one(served)
+    del pod.variables[V1_VARIABLE]
     with pod.served() as served:
         is_mended(served)
-
-
-SCRIPT = STANDIN / "bin" / "trtllm-serve"
 
 
 def test_a_start_without_run_is_as_it_was(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.foreign_files import text_of
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.overlay import child_environment, import_hook, server_config, watcher
@@ -184,7 +183,7 @@ def right_ones(section: Any = None) -> Settings:
 def _right(environ: Mapping[str, str], section: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return load(environ=environ, section=section).model_dump(exclude_defaults=True)
-    except SettingsError:
+    except Exception:  # a wrong setting, or a file that is odder than we know
         return {}
 
 
