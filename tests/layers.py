@@ -10,8 +10,8 @@ PACKAGE = "trtllm_kvfix"
 HOSTRACE = "watch/src"  # a package of its own, which runs without this one
 # The package itself, the module that Python runs, and data that is no layer.
 NO_LAYERS = {"__init__", "__main__", "__version__", "_core"}
-# The two ways up that docs/design.md names.
-WAYS_UP = {("overlay/import_hook.py", "process"), ("overlay/child_environment.py", "process")}
+# The way up that docs/design.md names.
+WAYS_UP = {("overlay/import_hook.py", "process")}
 # Headers that only the layer named here includes.
 FOREIGN = {"nanobind/": "cpp/bindings", "Python.h": "cpp/bindings", "cuda.h": "cpp/kernels", "torch/": ""}
 

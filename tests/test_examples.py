@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.overlay.upstream_double import ROOT, environment
+from tests.overlay.upstream_double import environment
+from tests.pod import EXAMPLES, SERVE, TRTLLM_SERVE, documents, program
 from tests.standin.fixture import STANDIN
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.settings import load
 
-EXAMPLES = ROOT / "examples"
-SERVE = EXAMPLES / "container" / "serve.sh"
-OFF = "kvfix: {fixes: {staged-offsets-v1: off}}\n"
 CONFIG = "kvfix: {fixes: {token-budget: observe}}\n"
 DYNAMO = """
 import json, sys
@@ -30,21 +29,13 @@ llm.shutdown()
 """
 
 
-def program(folder: Path, name: str, text: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    file = folder / name
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return file
-
-
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder with the programs that an image has in its PATH."""
     bin_folder = tmp_path / "bin"
     program(bin_folder, "python3", f'exec {sys.executable} "$@"')
     program(bin_folder, "trtllm-kvfix", f'exec {sys.executable} -m trtllm_kvfix "$@"')
-    program(bin_folder, "trtllm-serve", f'exec {sys.executable} {STANDIN / "bin" / "trtllm-serve"} "$@"')
+    program(bin_folder, "trtllm-serve", TRTLLM_SERVE)
     (tmp_path / "server.yaml").write_text(CONFIG)
     return bin_folder
 
@@ -81,30 +72,41 @@ def test_strict_entry_point_starts_what_is_mended(installed: Path) -> None:
 
 
 @pytest.mark.parametrize(("strict", "code"), [("0", 0), ("1", 1)])
-def test_strict_entry_point_starts_nothing_with_a_fix_off(installed: Path, strict: str, code: int) -> None:
-    command = (SERVE, "trtllm-serve", "model")
-    done = run(installed, *command, KVFIX_STRICT=strict, TRTLLM_KVFIX_FIXES_STAGED_OFFSETS_V1="off")
+def test_strict_entry_point_starts_nothing_with_a_fix_that_cannot_be_told(
+    installed: Path, strict: str, code: int
+) -> None:
+    done = run(installed, SERVE, "trtllm-serve", "model", variant="mangled", KVFIX_STRICT=strict)
     assert (done.returncode, done.stdout == "") == (code, strict == "1"), done.stderr
+    assert ("Error: --strict: nothing is started" in done.stderr) == (strict == "1")
 
 
 @pytest.mark.parametrize("option", ["--config=", "--config ", "--extra_llm_api_options "])
 def test_strict_entry_point_reads_the_server_s_file(installed: Path, option: str) -> None:
-    (installed.parent / "server.yaml").write_text(OFF)
-    done = run(installed, SERVE, "trtllm-serve", "model", *f"{option}server.yaml".split(), KVFIX_STRICT="1")
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    """Where somebody has switched those fixes off, that is a decision."""
+    off = ", ".join(f"{each}: off" for each in FIX_IDS)
+    (installed.parent / "server.yaml").write_text(f"kvfix: {{fixes: {{{off}}}}}\n")
+    command = ("trtllm-serve", "model", *f"{option}server.yaml".split())
+    done = run(installed, SERVE, *command, variant="mangled", KVFIX_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["error"] is None
+
+
+def test_strict_entry_point_starts_nothing_that_may_lose_the_hook(installed: Path) -> None:
+    launch = program(installed, "launch.sh", "PYTHONPATH=/opt/mine exec trtllm-serve model")
+    lenient = run(installed, SERVE, launch)
+    assert "launch.sh, line 2: `PYTHONPATH=/opt/mine` takes away PYTHONPATH" in lenient.stderr
+    assert "If it is the server's, it starts WITHOUT the fixes" in lenient.stderr
+    done = run(installed, SERVE, launch, KVFIX_STRICT="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Error: --strict: " in done.stderr and "launch.sh, line 2" in done.stderr
+    done = run(installed, SERVE, "env", "PYTHONPATH=/opt/mine", "trtllm-serve", "model")
+    assert (done.returncode, done.stdout) == (2, ""), "no launch script is needed to see that"
 
 
 def test_strictness_that_is_neither_1_nor_0_is_refused(installed: Path) -> None:
     done = run(installed, SERVE, "trtllm-serve", "model", KVFIX_STRICT="true")
     assert (done.returncode, done.stdout) == (2, "")
     assert "KVFIX_STRICT is 'true'; write 1" in done.stderr
-
-
-def test_strict_entry_point_starts_nothing_whose_file_switches_all_off(installed: Path) -> None:
-    (installed.parent / "server.yaml").write_text("kvfix: {enabled: false}\n")
-    done = run(installed, SERVE, "trtllm-serve", "model", "--config", "server.yaml", KVFIX_STRICT="1")
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert "kvfix.enabled is false; set it to true" in done.stderr
 
 
 def test_strict_entry_point_starts_with_a_file_that_has_no_section(installed: Path) -> None:
@@ -119,16 +121,18 @@ def test_entry_point_without_a_command_says_what_it_wants(installed: Path) -> No
     assert "wants the command to run" in done.stderr
 
 
-def test_dynamo_worker_has_the_fixes(installed: Path) -> None:
+def test_dynamo_worker_has_the_fixes_or_none(installed: Path) -> None:
     package = installed.parent / "dynamo" / "trtllm"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(DYNAMO)
-    done = run(installed, EXAMPLES / "dynamo" / "worker.sh", "--model-path", "model")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [None]
-    assert "applied: staged-offsets-v1" in done.stderr
+    command = (EXAMPLES / "dynamo" / "worker.sh", "--model-path", "model")
+    for off, says in ("", "applied: staged-offsets-v1"), ("false", "rank 0 of 1 runs WITHOUT the fixes"):
+        done = run(installed, *command, TRTLLM_KVFIX_ENABLED=off)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [None]
+        assert says in done.stderr
 
 
 def of_the_unit(installed: Path, key: str) -> list[str]:
@@ -141,15 +145,13 @@ def of_the_unit(installed: Path, key: str) -> list[str]:
     return line.split()
 
 
-@pytest.mark.parametrize("key", ["ExecStartPre", "ExecStart"])
-def test_commands_of_the_unit_run(installed: Path, key: str) -> None:
-    done = run(installed, *of_the_unit(installed, key))
+def test_the_command_of_the_unit_runs_what_is_mended_and_nothing_else(installed: Path) -> None:
+    command = of_the_unit(installed, "ExecStart")
+    done = run(installed, *command)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_unit_does_not_start_with_a_needed_fix_off(installed: Path) -> None:
-    (installed.parent / "server.yaml").write_text(OFF)
-    assert run(installed, *of_the_unit(installed, "ExecStartPre")).returncode == 1
+    assert run(installed, *command, variant="mangled").returncode == 1
+    done = run(installed, *command, variant="mangled", TRTLLM_KVFIX_ENABLED="false")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
@@ -165,15 +167,13 @@ def test_unit_is_one_that_systemd_takes(installed: Path) -> None:
     assert "LimitMEMLOK" in wrong.stderr
 
 
-def documents() -> dict[str, Any]:
-    """The documents of the manifest, by kind."""
-    text = (EXAMPLES / "kubernetes" / "server.yaml").read_text()
-    return {document["kind"]: document for document in yaml.safe_load_all(text)}
-
-
 def test_configurations_are_valid() -> None:
-    for text in ((EXAMPLES / "server.yaml").read_text(), documents()["ConfigMap"]["data"]["server.yaml"]):
+    """Those of the fixes are in files of their own: without `run`, TensorRT-LLM refuses what it does not know."""
+    of_kubernetes = documents()["ConfigMap"]["data"]
+    for text in ((EXAMPLES / "kvfix.yaml").read_text(), of_kubernetes["kvfix.yaml"]):
         assert load(environ={}, section=yaml.safe_load(text)["kvfix"]).metrics_port == 9400
+    for text in ((EXAMPLES / "server.yaml").read_text(), of_kubernetes["server.yaml"]):
+        assert "kvfix" not in yaml.safe_load(text)
 
 
 def test_manifest_names_what_the_image_holds() -> None:

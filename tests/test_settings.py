@@ -124,6 +124,8 @@ def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
             {"TRTLLM_KVFIX_Config": "x"},
             "unknown setting TRTLLM_KVFIX_Config in the environment; did you mean TRTLLM_KVFI",
         ),
+        ({"TRTLLM_KVFIX_ENABLED": "0"}, "TRTLLM_KVFIX_ENABLED is 0: write true or false, without quotes"),
+        ({"TRTLLM_KVFIX_ENABLED": "'no'"}, "TRTLLM_KVFIX_ENABLED is 'no': write true or false, without quotes"),
         ({"TRTLLM_KVFIX_METRICS_PORTS": ""}, "unknown setting TRTLLM_KVFIX_METRICS_PORTS in the environment; did you "),
         ({"TRTLLM_KVFIX_METRICS_PORT": "070"}, "TRTLLM_KVFIX_METRICS_PORT is '070': YAML reads 070 as 56; write the "),
         ({"TRTLLM_KVFIX_METRICS_PORT": "1:30"}, "TRTLLM_KVFIX_METRICS_PORT is '1:30': YAML reads 1:30 as 90; write "),

@@ -13,6 +13,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import constructors
 from trtllm_kvfix.overlay import (
+    bypass,
     child_environment,
     import_hook,
     launch,
@@ -24,7 +25,7 @@ from trtllm_kvfix.overlay import (
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.hook_loss import PATH
 from trtllm_kvfix.overlay.registry import here
-from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
+from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
 
 here.fixes = ALL
 active = Activation(
@@ -33,15 +34,14 @@ active = Activation(
 
 
 def begin() -> None:
-    """TensorRT-LLM is about to be imported and the hook is there: read the switch."""
+    """TensorRT-LLM is about to be imported and the hook is there: read the settings."""
     _leave_mark()
-    if switched_off(environment()):
-        server_config.ignore_section()
-        return
     server_end.show_our_errors()
     settings = load()
     if settings.enabled:
         active.activate(settings)
+    else:
+        bypass.stand_by()
 
 
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:

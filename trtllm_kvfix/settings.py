@@ -36,6 +36,7 @@ __all__ = [
     "as_variables",
     "environment",
     "export",
+    "fix_ids",
     "in_one_line",
     "load",
     "names",
@@ -142,6 +143,10 @@ def unset(names: Iterable[str]) -> None:
 def names() -> list[Name]:
     """Every setting there is, by the path to it."""
     return [tuple(dotted.split(".")[1:]) for dotted, _ in _flattened(Settings().model_dump(), SECTION)]
+
+
+def fix_ids() -> list[str]:
+    return [name[-1] for name in names() if name[0] == "fixes"]
 
 
 def variable_of(name: Name) -> str:
@@ -315,5 +320,6 @@ def _validated(given: Mapping[Name, _Given]) -> Settings:
         problem = error.errors()[0]
         below = problem.get("ctx", {}).get("below")  # where a mapping's own check names one of its keys
         setting = given[tuple(str(part) for part in (*problem["loc"], below) if part is not None)]
-        message = problem["msg"].removeprefix("Value error, ")
+        is_switch = problem["type"] == "bool_type"
+        message = "write true or false, without quotes" if is_switch else problem["msg"].removeprefix("Value error, ")
         raise SettingsError(f"{setting.where} is {shortened(setting.value)}: {message}") from error

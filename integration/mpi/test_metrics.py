@@ -48,9 +48,9 @@ if __name__ == "__main__":
 """
 
 
-def serve(folder: Path, port: int) -> subprocess.CompletedProcess[str]:
+def serve(folder: Path, port: int, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "server.py").write_text(SERVER)
-    environ = environment(folder, STANDIN_VARIANT="C", **OPEN_MPI)
+    environ = environment(folder, STANDIN_VARIANT="C", **OPEN_MPI, **variables)
     environ["PYTHONPATH"] = os.pathsep.join(map(str, (STANDIN, ROOT)))
     run = (sys.executable, "-m", "trtllm_kvfix", "run", "--metrics-port", str(port), "--")
     return subprocess.run(
@@ -115,3 +115,15 @@ def test_a_port_in_use_stops_the_start_and_says_so(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert f"metrics of rank 0 cannot be served on port {port + 1}" in done.stderr
+
+
+def test_ranks_answer_without_the_fixes_as_well(tmp_path: Path) -> None:
+    """A probe asks them, and MPI spawns them without our variables."""
+    done = serve(tmp_path, free_ports(RANKS), TRTLLM_KVFIX_ENABLED="false")
+    assert done.returncode == 0, done.stderr
+    for seen in json.loads(done.stdout.splitlines()[-1]):
+        for rank, page in enumerate(seen):
+            assert value(page, "enabled", rank) == 0
+            states = re.findall(r'^trtllm_kvfix_fix_info{.*state="(.*?)"', page, re.MULTILINE)
+            assert set(states) == {"off"}
+    assert all(f"rank {rank} of {RANKS} runs WITHOUT the fixes" in done.stderr for rank in range(RANKS))

@@ -21,6 +21,9 @@ def dashboard() -> Any:
     return json.loads(FILE.read_text())
 
 
+FIRST = ("fix_info", "fix_info", "enabled", "fix_info")
+
+
 def exported() -> set[str]:
     """Names of the samples, as a scrape shows them."""
     families = CountsCollector(0, lambda: {"token-budget": "applied"}).collect()
@@ -66,9 +69,10 @@ def test_the_first_row_shows_fixes_that_are_not_in_place(dashboard: Any) -> None
     """In the order of the screen: nobody scrolls down to see that a fix is gone."""
     panels = sorted(dashboard["panels"], key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))
     assert panels == dashboard["panels"]
-    first = [target["expr"] for panel in panels[1:4] for target in panel["targets"]]
-    assert all("trtllm_kvfix_fix_info" in expression for expression in first)
+    first = [target["expr"] for panel in panels[1:5] for target in panel["targets"]]
+    assert [names_in(each)[0] for each in first] == [{f"trtllm_kvfix_{name}"} for name in FIRST]
     assert re.findall(r'state="([^"]*)"', " ".join(first)) == ["displaced", "stood-down"]
+    assert first[2].endswith("} == 0")
 
 
 def test_a_metric_or_label_that_does_not_exist_is_noticed() -> None:

@@ -68,6 +68,7 @@ def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         ({"seams": {SEAM: "source:2"}}, [f"seam {SEAM} source:1 / source:2"]),
         ({"choices": {**entry()["choices"], "token-budget": "off"}}, ["setting of token-budget auto / off"]),
         ({"fixes": {**entry()["fixes"], "token-budget": "unknown"}}, ["fix token-budget applied / unknown"]),
+        ({"fixes": {**entry()["fixes"], "token-budget": "displaced"}}, ["fix token-budget applied / displaced"]),
         # A module that only one of them has imported yet says nothing.
         ({"fixes": {**entry()["fixes"], "nixl-listener": "applied"}}, []),
         ({"seams": {**entry()["seams"], "nixl:x": "source:9"}}, []),

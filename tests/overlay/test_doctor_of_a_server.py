@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.overlay.entries import attestation
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
+from trtllm_kvfix.overlay import attest
 
 COMMAND = (sys.executable, "-m", "trtllm_kvfix")
 V1 = "staged-offsets-v1"
@@ -39,11 +42,13 @@ def choice_of(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 @pytest.mark.parametrize("how", [["--config", "server.yaml"], ["--extra_llm_api_options=server.yaml"], ["server.yaml"]])
-def test_a_fix_that_the_server_s_file_switches_off_is_a_finding(folder: Path, how: list[str]) -> None:
+def test_a_fix_that_the_server_s_file_switches_off_is_told(folder: Path, how: list[str]) -> None:
     (folder / "server.yaml").write_text(OFF)
     assert doctor(folder, "doctor").returncode == 0
     done = doctor(folder, "doctor", "--json", "--", "./serve", *how)
-    assert (done.returncode, choice_of(done)) == (1, "off"), done.stderr
+    assert (done.returncode, choice_of(done)) == (0, "off"), done.stderr
+    (told,) = json.loads(done.stdout)["overlay"]["switched_off"]
+    assert told.startswith(f"fix {V1} is needed") and told.endswith(f"kvfix.fixes.{V1} is off")
 
 
 def test_the_environment_and_options_of_run_override_the_file(folder: Path) -> None:
@@ -64,7 +69,16 @@ def test_the_file_of_doctor_s_own_option_overrides_the_server_s_as_that_of_run_d
 def test_a_file_that_switches_all_fixes_off_counts_below_run(folder: Path) -> None:
     (folder / "server.yaml").write_text("kvfix: {enabled: false}")
     done = doctor(folder, "doctor", "--json", "--", "./serve", "--config", "server.yaml")
-    assert (done.returncode, json.loads(done.stdout)["overlay"]["hook"]) == (1, "off"), done.stderr
+    assert (done.returncode, json.loads(done.stdout)["overlay"]["hook"]) == (0, "off"), done.stderr
+
+
+def test_a_server_that_runs_is_no_matter_of_another_that_is_to_start(folder: Path) -> None:
+    attest.write(folder / "run", replace(attestation(), displaced={"a:b": "another tool"}))
+    done = doctor(folder, "doctor", "--json", TRTLLM_KVFIX_RUNTIME_DIR=str(folder / "run"))
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert (done.returncode, "runs past a:b" in problem) == (1, True)
+    done = doctor(folder, "doctor", "--", "./serve", TRTLLM_KVFIX_RUNTIME_DIR=str(folder / "run"))
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_tree_is_examined_for_a_server_that_is_elsewhere(folder: Path) -> None:

@@ -12,7 +12,7 @@ from tests.overlay.upstream_double import environment
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.fix import Answer, State
 from trtllm_kvfix.overlay.registry import FixStatus
-from trtllm_kvfix.tools.doctor.examine import candidates, problems
+from trtllm_kvfix.tools.doctor.examine import candidates, problems, switched_off
 
 SOURCE = """
 class Metadata:
@@ -95,10 +95,10 @@ def test_needed_fixes_that_nothing_brings_are_problems(small: Path) -> None:
     assert report["overlay"]["self_tests"] == {"token-budget": "holds", "nixl-listener": "holds"}
 
 
-def test_below_run_all_is_well_unless_one_is_off(small: Path) -> None:
+def test_below_run_all_is_well_and_one_that_is_off_is_told(small: Path) -> None:
     (small / "sitecustomize.py").write_text("import small_fixes\n")
     command = [sys.executable, "-m", "trtllm_kvfix"]
-    for options, exit_code in (([], 0), (["--fix", "token-budget=off"], 1)):
+    for options in ([], ["--fix", "token-budget=off"]):
         done = subprocess.run(
             [*command, "run", *options, "--", *command, "doctor", "--json"],
             capture_output=True,
@@ -108,17 +108,18 @@ def test_below_run_all_is_well_unless_one_is_off(small: Path) -> None:
             env=environment(small),
         )
         report = json.loads(done.stdout)
-        assert (report["overlay"]["hook"], done.returncode) == ("run", exit_code)
-        off = ["fix token-budget is needed (its seam is there) and switched off"]
-        assert report["problems"] == (off if options else [])
+        assert (report["overlay"]["hook"], done.returncode) == ("run", 0)
+        off = ["fix token-budget is needed (its seam is there) and switched off: kvfix.fixes.token-budget is off"]
+        assert (report["problems"], report["overlay"]["switched_off"]) == ([], off if options else [])
         outlook = "needed, switched off" if options else "needed, will be applied"
         assert report["overlay"]["fixes"][0]["outlook"] == outlook
 
 
 def test_switch_that_is_off_is_named(small: Path) -> None:
     report, exit_code = doctor(small, TRTLLM_KVFIX_ENABLED="false")
-    assert (report["overlay"]["hook"], exit_code) == ("off", 1)
-    assert report["problems"][0].endswith("TRTLLM_KVFIX_ENABLED or kvfix.enabled is false; set it to true")
+    assert (report["overlay"]["hook"], exit_code) == ("off", 0)
+    told = report["overlay"]["switched_off"]
+    assert len(told) == 2 and all(each.endswith(": TRTLLM_KVFIX_ENABLED or kvfix.enabled is false") for each in told)
     assert report["overlay"]["fixes"][0]["outlook"] == "needed, switched off"
 
 
@@ -136,23 +137,29 @@ CANNOT_TELL = (
     "fix b is not applied, because its probe cannot tell whether it fits: it takes a batch; "
     "kvfix.fixes.b: off accepts that"
 )
-SWITCHED_OFF = "fix c is needed (its seam is there) and switched off"
-NO_HOOK = "2 fixes are needed and no hook is active (a, d): "
+NO_HOOK = (
+    "2 fixes are needed and no hook is active (a, d): `trtllm-kvfix run -- COMMAND` starts a server with them, "
+    "`trtllm-kvfix enable` installs a hook"
+)
 
 
 @pytest.mark.parametrize(
     ("hook", "forced", "expected"),
     [
-        ("run", False, [CANNOT_TELL, SWITCHED_OFF]),
-        ("persistent", True, [SWITCHED_OFF]),
-        ("none", True, [SWITCHED_OFF, NO_HOOK + "`trtllm-kvfix run -- COMMAND` starts a server with them, "
-                        "`trtllm-kvfix enable` installs a hook"]),
-        ("off", False, [CANNOT_TELL, SWITCHED_OFF,
-                        NO_HOOK + "TRTLLM_KVFIX_ENABLED or kvfix.enabled is false; set it to true"]),
+        ("run", False, [CANNOT_TELL]),
+        ("persistent", True, []),
+        ("none", True, [NO_HOOK]),
+        ("off", False, []),
     ],
-)  # fmt: skip
-def test_each_fix_that_a_server_would_lack_is_a_problem(hook: str, forced: bool, expected: list[str]) -> None:
+)
+def test_each_fix_that_a_server_would_lack_undecided_is_a_problem(hook: str, forced: bool, expected: list[str]) -> None:
     assert problems(STATUSES, hook, forced=forced) == expected
+
+
+@pytest.mark.parametrize(("hook", "fixes"), [("run", "c"), ("none", "c"), ("off", "acd")])
+def test_each_fix_that_somebody_has_switched_off_is_told(hook: str, fixes: str) -> None:
+    told = switched_off(STATUSES, hook)
+    assert [each.split()[1] for each in told] == list(fixes)
 
 
 def test_fix_whose_self_test_fails_is_a_problem(small: Path) -> None:
@@ -162,7 +169,10 @@ def test_fix_whose_self_test_fails_is_a_problem(small: Path) -> None:
     )
     report, exit_code = doctor(small, prelude=prelude)
     assert exit_code == 1
-    assert report["problems"][0] == "fix token-budget fails its self-test: AssertionError: it does not hold"
+    failed = "fix token-budget fails its self-test: AssertionError: it does not hold"
+    assert report["problems"][0] == failed
+    report, _ = doctor(small, prelude=prelude, TRTLLM_KVFIX_FIXES_TOKEN_BUDGET="off")
+    assert failed not in report["problems"], "switched off it does no harm"
 
 
 def test_upstream_that_cannot_be_imported_is_a_problem_and_its_noise_stays_out_of_the_report(small: Path) -> None:

@@ -166,6 +166,14 @@ def test_run_with_the_switch_off_starts_what_it_would_refuse_and_a_missing_comma
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+def test_options_of_run_say_where_a_server_without_fixes_can_be_asked(small: Path) -> None:
+    (small / "kvfix.yaml").write_text("kvfix: {metrics_port: 9400}")
+    options = ("--dry-run", "--config", "kvfix.yaml", "--metrics-port", "9500", "--fix", "typo")
+    done = run(small, "run", *options, "--", "sh", TRTLLM_KVFIX_ENABLED="false")
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines()[:-1])
+    assert (told["TRTLLM_KVFIX_CONFIG"], told["TRTLLM_KVFIX_METRICS_PORT"]) == (f"{small / 'kvfix.yaml'}", "9500")
+
+
 def test_dry_run_with_the_switch_off_starts_nothing(small: Path) -> None:
     done = run(small, "run", "--dry-run", "--", "sh", "-c", "echo started", TRTLLM_KVFIX_ENABLED="false")
     assert done.stdout.splitlines()[-2:] == ["TRTLLM_KVFIX_ENABLED=false", "sh -c 'echo started'"]

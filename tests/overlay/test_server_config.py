@@ -105,12 +105,13 @@ def test_with_the_switch_off_the_server_starts_whatever_the_section_is(small: Pa
         small, {"backend": "pytorch", "kvfix": section}, "hook", TRTLLM_KVFIX_ENABLED="false", TRTLLM_KVFIX_X="1"
     )
     assert (llm_args, variables, words) == ({"model": "m", "backend": "pytorch"}, {}, {})
-    assert error.count("\n") == 1 and "the server starts WITHOUT the fixes" in error and says in error
+    assert error.count("\n") == 2 and "the server starts WITHOUT the fixes" in error and says in error
 
 
-def test_with_the_switch_off_a_server_without_the_section_hears_nothing(small: Path) -> None:
+def test_with_the_switch_off_a_server_without_the_section_hears_of_it_once(small: Path) -> None:
     (llm_args, _, _), error = serve(small, {"backend": "pytorch"}, "hook", TRTLLM_KVFIX_ENABLED="false")
-    assert (llm_args, error) == ({"model": "m", "backend": "pytorch"}, "")
+    assert llm_args == {"model": "m", "backend": "pytorch"}
+    assert error.count("\n") == 1 and "rank 0 of 1 runs WITHOUT the fixes: they are switched off" in error
 
 
 def test_a_program_may_still_turn_the_fixes_on(small: Path) -> None:

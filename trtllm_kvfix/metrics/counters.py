@@ -62,6 +62,7 @@ class CounterByFix(Counter):
             return dict(self._by_fix)
 
 
+enabled = Counter("enabled", "1: this rank runs with the fixes, 0: they are switched off", "gauge")
 fix_faults = CounterByFix("fix_faults", "Failures in a fix's own code, after each of which it took its safe fallback")
 observed = CounterByFix("observed", "Times that a fix on `observe` would have acted")
 staged_bytes = Counter("staged_bytes", "Bytes of block offsets that were staged instead of copied from a live table")

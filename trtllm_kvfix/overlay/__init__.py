@@ -5,6 +5,8 @@ In the order in which a server meets them:
 1. `launch` is `trtllm-kvfix run`: it checks the command (`hook_loss`) and the server's YAML (`server_config`), sets the
    variables, and leaves a `watcher` behind. `hook_file` is the persistent hook instead.
 2. `import_hook` waits in every interpreter for `tensorrt_llm`, and then calls `process.begin`, which activates.
+   Where the fixes are switched off it calls `bypass` instead, which takes `kvfix:` out of the server's YAML and answers
+   on the port of metrics.
 3. `activation` holds the settings, and says when the registry acts. `child_environment` carries the settings to child
    processes, also to those that MPI spawns. `server_config` takes them from the server's own YAML.
 4. `registry` probes, applies and takes back. It knows every replacement: those of fixes, whose records are `fix`, and

@@ -15,7 +15,8 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.forks import ForkedLock
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import log
-from trtllm_kvfix.overlay import attest, fuse, import_hook, reach
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import attest, bypass, fuse, import_hook, reach
 from trtllm_kvfix.overlay.child_environment import ChildEnvironment, job_here
 from trtllm_kvfix.overlay.fix import Replacement
 from trtllm_kvfix.overlay.recheck import Recheck
@@ -23,7 +24,7 @@ from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream, executed, is_importing
 from trtllm_kvfix.ranks import rank_and_size
 from trtllm_kvfix.runtime_files import Owner, folder_of
-from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.settings import Settings, as_variables, export
 
 
 class Replacing(Protocol):
@@ -76,6 +77,7 @@ class Activation:
             log.show()
             self.job = job_here()
             self.settings, self.on = settings, True
+            counters.enabled.put(1)
             triggers = {name for fix in self.registry.fixes for name in (*fix.triggers, *fix.late)}
             import_hook.watch({*self._others, *triggers}, self.imported)
             for name in self._others:
@@ -95,11 +97,19 @@ class Activation:
             import_hook.remove()
             self._recheck.stop()
             self.on = self.started = False
+            counters.enabled.put(0)
             self._aliases, self._displaced = [], {}
             self._said = ""
             left = self.registry.revert()
             self._withdraw()
             return left
+
+    def switch_off(self, settings: Settings) -> None:
+        """The server's own configuration wants no fixes, after all. Ranks in other processes are to hear the same."""
+        self.deactivate()
+        self.children.stop()
+        export(as_variables(bypass.kept(settings)))
+        bypass.stand_by()
 
     def imported(self, module: ModuleType) -> None:
         """The body of a module that matters has run."""

@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.registry import Statuses
 from trtllm_kvfix.overlay.releases import distribution_version
 
-FORMAT = 4
+FORMAT = 5
 SUFFIX = ".json"
 
 
@@ -32,6 +32,7 @@ class Attestation:
     fixes: dict[str, str]  # id: one of the words of `FixStatus.word`
     choices: dict[str, str]  # id: auto, on, off, observe
     seams: dict[str, str]  # attribute: hash of what was there
+    enabled: bool  # False: the switch is off, and the process looks at nothing
     manager: str  # upstream or native
     other_seams: dict[str, str]  # the same, for replacements that belong to no fix
     displaced: dict[str, str]  # attribute of either: what upstream's calls come to instead
@@ -51,6 +52,7 @@ class Attestation:
         started: bool,
         aliases: list[str],
         manager: str,
+        enabled: bool = True,
         refusal: str = "",
     ) -> "Attestation":
         return Attestation(
@@ -68,6 +70,7 @@ class Attestation:
             seams={name: value for status in report.fixes for name, value in status.seams.items()},
             aliases=aliases,
             manager=manager,
+            enabled=enabled,
             other_seams=report.others,
             displaced=report.displaced,
             refusal=refusal,

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trtllm_kvfix.overlay import import_hook
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import (
@@ -110,11 +111,9 @@ def with_initializer(init: Callable[..., None]) -> Callable[..., None]:
 
 def start_worker(variables: dict[str, str], initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
     """This runs in the worker. The server's main module, and upstream with it, may have been imported already."""
-    from trtllm_kvfix import process  # noqa: PLC0415  the one way up: this runs in another process
-
     export(variables)
     try:
-        process.begin()
+        import_hook.begin()
     except Exception:
         traceback.print_exc()  # mpi4py says only that an initializer failed
         raise

@@ -52,7 +52,7 @@ finder = Finder()
 def install() -> None:
     """Install the hook at the start of an interpreter. The switch is read when TensorRT-LLM is imported."""
     if finder not in sys.meta_path:
-        finder.before["tensorrt_llm"] = _begin
+        finder.before["tensorrt_llm"] = begin
         sys.meta_path.insert(0, finder)
 
 
@@ -71,10 +71,14 @@ def remove() -> None:
         sys.meta_path.remove(finder)
 
 
-def _begin() -> None:
-    from trtllm_kvfix import process  # noqa: PLC0415  only where TensorRT-LLM is
+def begin() -> None:
+    """The switch comes first: with it off, nothing is imported that the fixes need."""
+    from trtllm_kvfix.overlay import bypass  # noqa: PLC0415  only where TensorRT-LLM is
 
-    process.begin()
+    if not bypass.begin():
+        from trtllm_kvfix import process  # noqa: PLC0415  the same
+
+        process.begin()
 
 
 def _found_by_others(us: Finder, name: str, path: "Any", target: "Any") -> "ModuleSpec | None":

@@ -19,7 +19,7 @@ from typing import NoReturn, get_args
 import click
 
 from trtllm_kvfix import usage
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.log import described
 from trtllm_kvfix.overlay import hook_loss, server_config, watcher
 from trtllm_kvfix.overlay.hook_file import hook_file
@@ -34,13 +34,15 @@ from trtllm_kvfix.settings import (
     Word,
     as_variables,
     environment,
+    fix_ids,
     load,
-    names,
     switched_off,
     variable_of,
 )
 
-IDS = [name[-1] for name in names() if name[0] == "fixes"]
+IDS = fix_ids()
+# `doctor` in a process of its own, which does not take packages from the folder that the command starts in.
+DOCTOR = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from trtllm_kvfix.__main__ import main; main()"
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 
 
@@ -108,6 +110,9 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     type=click.Choice(["upstream", "native"]),
     help="Which block manager serves: see docs/native-manager.md.",
 )
+@click.option(
+    "--strict", is_flag=True, help="Start nothing that would lack a fix which it needs and nobody has switched off."
+)
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this port plus r.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -118,6 +123,7 @@ def run(
     force: bool,
     dry_run: bool,
     manager: str | None,
+    strict: bool,
     metrics_port: int | None,
     command: tuple[str, ...],
 ) -> None:
@@ -126,17 +132,23 @@ def run(
     With TRTLLM_KVFIX_ENABLED=false, COMMAND runs without them, whatever the other settings are.
     """
     environ = environment()
-    if switched_off(environ):
-        start_without(command, environ, dry_run=dry_run)
-        return
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
+    # What is said here of where a server without fixes can be asked is as good as settings of the environment.
+    said = {} if config is None else {ENV_FILE: str(config.absolute())}
+    if metrics_port is not None:
+        said[variable_of(("metrics_port",))] = str(metrics_port)
+    if switched_off(environ):
+        start_without(command, environ, said, dry_run=dry_run)
+        return
     settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
     if not settings.enabled:
-        start_without(command, environ, dry_run=dry_run)
+        start_without(command, environ, said, dry_run=dry_run)
         return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
     for doubt in hook_loss.doubts(command) if not hook_file().exists() else ():
+        if strict:
+            raise SettingsError(f"--strict: {doubt}. Install the hook with `trtllm-kvfix enable`, or mend that line")
         tell(f"warning: {doubt}. If it is the server's, it starts WITHOUT the fixes")
     inherited = {
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
@@ -147,8 +159,21 @@ def run(
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
         show(line, new)
         return
+    if strict:
+        refuse_unprotected(command, {**inherited, **new})
     leave_watcher(new[ENV_JOB], inherited)
     become(line, {**inherited, **new})
+
+
+def refuse_unprotected(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Ask `doctor`, which imports TensorRT-LLM. What it shows goes to standard error, as the command's own output may
+    be read by a program."""
+    asked = [sys.executable, "-c", DOCTOR, "doctor", "--", *command]
+    if subprocess.run(asked, env=environ, stdout=sys.stderr.fileno(), check=False).returncode:
+        raise KvfixError(
+            f"--strict: nothing is started, because `doctor` has found what it says above; {ENV_ENABLED}=false starts "
+            f"{command[0]} without the fixes"
+        )
 
 
 def leave_watcher(job: str, environ: Mapping[str, str]) -> None:
@@ -159,16 +184,18 @@ def leave_watcher(job: str, environ: Mapping[str, str]) -> None:
         tell(f"nothing watches whether the fixes reach the server, see `trtllm-kvfix status`: {described(error)}")
 
 
-def start_without(command: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> None:
-    """Start the command without the fixes. The hook goes with it, and takes the section `kvfix:` out of the server's
-    configuration, which TensorRT-LLM would refuse."""
+def start_without(
+    command: Sequence[str], environ: Mapping[str, str], said: Mapping[str, str], *, dry_run: bool
+) -> None:
+    """Start the command without the fixes. The hook goes with it: it takes the section `kvfix:`, which TensorRT-LLM
+    would refuse, out of the server's configuration, and answers on the port of metrics."""
     refuse_missing(command)
     tell(f"{ENV_ENABLED} or kvfix.enabled is false: {command[0]} starts WITHOUT the fixes")
     try:
         checked(command)
     except SettingsError as error:
         tell(f"a section `{SECTION}:` stays in its configuration: {error}")
-    new = {ENV_ENABLED: "false", PATH: path_with_hook(environ)}
+    new = {**said, ENV_ENABLED: "false", PATH: path_with_hook(environ)}
     line = forwarding(command, sorted(new))
     if dry_run:
         show(line, new)

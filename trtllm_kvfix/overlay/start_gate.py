@@ -20,7 +20,7 @@ from trtllm_kvfix.metrics.exporter import serve
 from trtllm_kvfix.overlay import attest
 from trtllm_kvfix.overlay.attest import differences, live
 from trtllm_kvfix.overlay.fix import Replacement, Seam
-from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, STARTS, Upstream
 from trtllm_kvfix.ranks import Channel, Communicator, Patience, RanksDiffer, RankSilent, Tag, named
 from trtllm_kvfix.runtime_files import folder_of
 
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 TRIGGER = PY_EXECUTOR
 FLIGHT_RECORDS_MAX = 16  # of processes that have been killed
-METHODS = ("PyExecutor.start_worker", "PyExecutor.__init__")  # the second where the first is not there
 
 
 def replacements(active: "Activation") -> list[Replacement]:
-    method = next((each for each in METHODS if Upstream().has(TRIGGER, each)), None)
+    method = next((each for each in STARTS if Upstream().has(TRIGGER, each)), None)
     if method is None:
         log.warning("%s has no PyExecutor: ranks cannot be compared before they start", TRIGGER)
         return []

@@ -27,6 +27,7 @@ BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager"
 BOUND_MANAGERS = ("BaseKVCacheManager", "KVCacheManager")
 V2_UTILS = f"{BINDINGS}.kv_cache_manager_v2_utils"
 PY_EXECUTOR = f"{_EXECUTOR}.py_executor"
+STARTS = ("PyExecutor.start_worker", "PyExecutor.__init__")  # the second where the first is not there
 LLM_REQUEST = f"{_EXECUTOR}.llm_request"
 MODEL_ENGINE = f"{_EXECUTOR}.model_engine"
 GRAPH_RUNNER = f"{_EXECUTOR}.cuda_graph_runner"

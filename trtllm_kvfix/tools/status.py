@@ -88,6 +88,8 @@ def engine(entry: dict[str, Any]) -> str:
     """An engine looks at its fixes every few seconds; one that is stopped, or stuck, does not."""
     if not entry["started"]:
         return "-"
+    if not entry["enabled"]:
+        return "started WITHOUT the fixes"
     silent = f", silent for {entry['age_s']:.0f} s" if entry["age_s"] > SILENT_S else ""
     return f"started{silent}"
 

@@ -49,9 +49,9 @@ def _lines_on_kernels(why: str) -> Iterator[str]:
 OPTIONAL = ("matplotlib", "mpi4py", "tensorrt_llm", "torch")
 
 
-def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
+def examine(settings: "Settings", source: Path | None = None, *, also_running: bool = True) -> dict[str, Any]:
     """The report as plain values. Optional packages are looked up by their metadata. TensorRT-LLM is imported, or read
-    in `source`."""
+    in `source`. also_running: look at the servers of this user that run."""
     report: dict[str, Any] = {
         "package": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -84,8 +84,9 @@ def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
         report["overlay"] = overlay.examine_source(SourceTree(source), settings, Registry(ALL))
     else:
         report["overlay"] = overlay.examine(settings, Registry(ALL))
-        report["displaced"] = displaced(settings)
-        report["problems"] += report["displaced"]
+        if also_running:
+            report["displaced"] = displaced(settings)
+            report["problems"] += report["displaced"]
     report["problems"] += report["overlay"].pop("problems")
     return report
 
@@ -126,15 +127,16 @@ def doctor(settings: "Settings", as_json: bool, source: Path | None, command: tu
     """Show what is installed here, which fixes it needs, and what each fix would do.
 
     COMMAND may be the one that starts the server. It is not run. Its YAML file's section `kvfix:` counts, as it will
-    in the server.
+    in the server. Servers that run already are another matter then, and not looked at.
 
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
-    its self-test, a fix that this TensorRT-LLM needs is off, a probe cannot decide whether a fix is needed, or another
-    tool has displaced a fix in a server of this user that runs.
+    its self-test, a fix that this TensorRT-LLM needs would not reach a server that is started from here, a probe cannot
+    decide whether a fix is needed, or another tool has displaced a fix in a server of this user that runs. A fix that
+    settings switch off is your decision, which is shown and no problem.
     """
     if command:
         settings = as_the_server(settings, command, runs_here=source is None)
-    report = examine(settings, source)
+    report = examine(settings, source, also_running=not command)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -166,6 +168,8 @@ def show(report: Mapping[str, Any]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report["overlay"] is not None:
         show_overlay(console, report["overlay"])
+        for decision in report["overlay"]["switched_off"]:
+            console.print(f"off: {decision}", markup=False, soft_wrap=True)
     for problem in report["problems"]:
         console.print(f"problem: {problem}", style="bold", markup=False, soft_wrap=True)
 

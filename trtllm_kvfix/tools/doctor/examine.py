@@ -47,7 +47,8 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         "fixes": [],
         "buffers": [],
         "self_tests": trials,
-        "problems": unfit(trials),
+        "switched_off": [],
+        "problems": unfit(trials, settings),
     }
     if not report["installed"]:
         report["problems"].append(
@@ -66,6 +67,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     report["variant"] = upstream.variant()
     report["fixes"] = described_fixes(registry.fixes, statuses, report["hook"])
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
+    report["switched_off"] = switched_off(statuses, report["hook"])
     report["problems"] += problems(statuses, report["hook"], forced=settings.force)
     if not exists(RESOURCE_MANAGER):
         report["problems"] += nothing_to_judge(
@@ -102,8 +104,9 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
         "fixes": described_fixes(registry.fixes, statuses, "source"),
         "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
         "unreadable": tree.unreadable,
+        "switched_off": switched_off(statuses, "run"),
         "problems": [
-            *unfit(trials),
+            *unfit(trials, settings),
             *problems(statuses, "run", forced=settings.force),
             *(f"fix {status.id} is needed: {status.reason}" for status in statuses if status.missing),
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
@@ -160,16 +163,16 @@ class Lack(Enum):
     """Why a server that is started from here would run without a fix that it needs, or may need."""
 
     UNDECIDED = auto()  # the probe cannot tell whether the fix fits
-    SWITCHED_OFF = auto()
+    SWITCHED_OFF = auto()  # by a setting: somebody has decided that
     UNHOOKED = auto()
 
 
 def lack_of(status: FixStatus, hook: str, *, forced: bool) -> Lack | None:
-    if status.word == State.UNKNOWN.value:
+    if hook != "off" and status.word == State.UNKNOWN.value:
         return None if forced and status.choice == "on" else Lack.UNDECIDED
     if not status.missing:
         return None
-    if status.choice == "off":
+    if status.choice == "off" or hook == "off":
         return Lack.SWITCHED_OFF
     return None if hook in HOOKED else Lack.UNHOOKED
 
@@ -177,28 +180,30 @@ def lack_of(status: FixStatus, hook: str, *, forced: bool) -> Lack | None:
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
     """Reasons to exit with 1. The remedy for fixes that no hook brings is named once."""
     lacks = [(status, lack_of(status, hook, forced=forced)) for status in statuses]
-    found = [_said_of(status, lack) for status, lack in lacks if lack in (Lack.UNDECIDED, Lack.SWITCHED_OFF)]
-    unhooked = [status.id for status, lack in lacks if lack is Lack.UNHOOKED]
-    return [*found, _said_of_unhooked(unhooked, hook)] if unhooked else found
-
-
-def _said_of(status: FixStatus, lack: Lack) -> str:
-    if lack is Lack.SWITCHED_OFF:
-        return f"fix {status.id} is needed ({status.reason}) and switched off"
-    return (
+    found = [
         f"fix {status.id} is not applied, because its probe cannot tell whether it fits: {status.reason}; "
         f"kvfix.fixes.{status.id}: off accepts that"
-    )
+        for status, lack in lacks
+        if lack is Lack.UNDECIDED
+    ]
+    unhooked = [status.id for status, lack in lacks if lack is Lack.UNHOOKED]
+    if unhooked:
+        needed = f"{number_of(len(unhooked), 'fix', 'fixes')} {form(len(unhooked), 'is', 'are')} needed"
+        found.append(
+            f"{needed} and no hook is active ({', '.join(unhooked)}): `trtllm-kvfix run -- COMMAND` starts a server "
+            "with them, `trtllm-kvfix enable` installs a hook"
+        )
+    return found
 
 
-def _said_of_unhooked(fix_ids: Sequence[str], hook: str) -> str:
-    way = (
-        "`trtllm-kvfix run -- COMMAND` starts a server with them, `trtllm-kvfix enable` installs a hook"
-        if hook == "none"
-        else f"{ENV_ENABLED} or kvfix.enabled is false; set it to true"
-    )
-    needed = f"{number_of(len(fix_ids), 'fix', 'fixes')} {form(len(fix_ids), 'is', 'are')} needed"
-    return f"{needed} and no hook is active ({', '.join(fix_ids)}): {way}"
+def switched_off(statuses: Sequence[FixStatus], hook: str) -> list[str]:
+    """Fixes that are needed and that settings switch off. Somebody has decided that, so it is told and no problem."""
+    by = f"{ENV_ENABLED} or kvfix.enabled is false" if hook == "off" else ""
+    return [
+        f"fix {status.id} is needed ({status.reason}) and switched off: {by or f'kvfix.fixes.{status.id} is off'}"
+        for status in statuses
+        if lack_of(status, hook, forced=False) is Lack.SWITCHED_OFF
+    ]
 
 
 def tried(fixes: Sequence[Fix]) -> dict[str, str]:
@@ -206,9 +211,13 @@ def tried(fixes: Sequence[Fix]) -> dict[str, str]:
     return {fix.id: _trial(fix) for fix in fixes}
 
 
-def unfit(trials: Mapping[str, str]) -> list[str]:
-    """Reasons to exit with 1 that do not depend on TensorRT-LLM."""
-    return [f"fix {fix_id} fails its self-test: {found}" for fix_id, found in trials.items() if found != HOLDS]
+def unfit(trials: Mapping[str, str], settings: Settings) -> list[str]:
+    """Reasons to exit with 1 that do not depend on TensorRT-LLM. A fix that is switched off does no harm."""
+    return [
+        f"fix {fix_id} fails its self-test: {found}"
+        for fix_id, found in trials.items()
+        if found != HOLDS and settings.enabled and settings.choice_of(fix_id) != "off"
+    ]
 
 
 def _trial(fix: Fix) -> str:

@@ -1,4 +1,5 @@
-"""`trtllm-serve` (surface 7.1). Where upstream waits for traffic it answers a few prompts and prints what happened."""
+"""`trtllm-serve` (surface 7.1). Without a port it does not wait for traffic: it answers a few prompts and prints what
+happened. With a port it serves until it is told to end."""
 
 import json
 from dataclasses import asdict
@@ -9,6 +10,7 @@ import yaml
 
 from ..llmapi.llm import LLM
 from ..llmapi.llm_utils import update_llm_args_with_extra_dict
+from ..serve.openai_server import serve_until_told
 
 
 class DefaultGroup(click.Group):
@@ -28,6 +30,8 @@ class DefaultGroup(click.Group):
 @click.option("--max_batch_size", type=int, default=8)
 @click.option("--max_num_tokens", type=int, default=64)
 @click.option("--tp_size", type=int, default=1)
+@click.option("--host", type=str, default="localhost")
+@click.option("--port", type=int, default=None)
 @click.option(
     "--config",
     "--extra_llm_api_options",
@@ -42,6 +46,8 @@ def serve(
     max_batch_size: int,
     max_num_tokens: int,
     tp_size: int,
+    host: str,
+    port: int | None,
     extra_llm_api_options: str | None,
 ) -> None:
     """One line of JSON for every rank; exit code 1 where a rank failed."""
@@ -57,6 +63,9 @@ def serve(
             given = yaml.safe_load(file)
         llm_args = update_llm_args_with_extra_dict(llm_args, given or {}, extra_llm_api_options)
     llm = LLM(**llm_args)
+    if port is not None:
+        serve_until_told(llm.args, small_workload(), (host, port))
+        return
     try:
         reports = llm.generate(small_workload(), max_tokens=4)
     finally:
