@@ -22,7 +22,7 @@ SUMMARIES = {
     "bench": "Run the embedded engine under load, with and without fixes.",
     "demo": "Show what users of one server read without each fix.",
     "disable": "Remove the hook that `enable` installed.",
-    "doctor": "Show what is installed here, and which fixes it needs.",
+    "doctor": "Say which hazards hit TensorRT-LLM here, and what to do.",
     "enable": "Install a hook: every Python here gets the fixes.",
     "replay": "Replay a request trace: hit rates and host tiers.",
     "reproduce": "Show a hazard by a script that needs nothing of ours.",
@@ -41,6 +41,7 @@ EXAMPLES = {
     "doctor": (
         "trtllm-kvfix doctor",
         "trtllm-kvfix doctor -- trtllm-serve MODEL --config server.yaml",
+        "trtllm-kvfix doctor --verbose",
         "trtllm-kvfix doctor --source ~/TensorRT-LLM",
         "trtllm-kvfix doctor --json",
     ),

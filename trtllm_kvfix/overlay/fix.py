@@ -8,11 +8,14 @@ of an engine's start. The registry (registry.py) knows all of them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.upstream import Upstream
     from trtllm_kvfix.settings import FixSettings
+
+
+Manager: TypeAlias = Literal["V1", "V2"]  # upstream's KV cache managers: KVCacheManager and KVCacheManagerV2
 
 
 class State(str, Enum):
@@ -72,6 +75,7 @@ class Fix:
     hazard: str  # of docs/hazards, such as "H1"
     title: str
     upstream: tuple[str, ...]  # references such as "T#15546"
+    only_for: Manager | None = None  # the manager without which the fix changes nothing in a server
     # The fix is probed when every one of these that exists in this build has finished importing. So everything that
     # `probe` and `replacements` look at belongs here, each candidate place of a module that moved included.
     triggers: tuple[str, ...]

@@ -319,6 +319,7 @@ FIX = Fix(
     hazard="H8",
     title="Blocks are offered for reuse when they have been computed, and not before",
     upstream=("T#12673",),
+    only_for="V1",
     triggers=(BINDINGS, RESOURCE_MANAGER, LLM_REQUEST),
     probe=probe,
     replacements=replacements,
