@@ -13,6 +13,7 @@ from trtllm_kvfix import cli
 from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.fix import STATES
 from trtllm_kvfix.overlay.launch import run
 from trtllm_kvfix.settings import load, names, variable_of
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
@@ -39,6 +40,11 @@ def test_table_of_releases_is_what_doctor_says() -> None:
 def test_every_fix_has_its_fallback_on_the_page() -> None:
     section = PAGE.partition("\n## When a fix fails\n")[2].partition("\n## ")[0]
     assert tuple(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == FIX_IDS
+
+
+def test_the_states_of_a_fix_are_on_the_page_as_status_explains_them() -> None:
+    section = PAGE.partition("\n## States of a fix\n")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| \*([\w-]+)\* \| (.*) \|$", section, re.MULTILINE)) == STATES
 
 
 def test_every_fix_stands_beside_its_hazard() -> None:

@@ -27,6 +27,21 @@ class State(str, Enum):
     UNKNOWN = "unknown"
 
 
+# What becomes of a fix in a process: FixStatus.word, and what it means, for `status` and docs/support.md.
+STATES = {
+    "applied": "the fix is in place",
+    "observing": "it counts what it would do, and changes nothing (the setting `observe`)",
+    "displaced": "another tool has taken its place, so it does nothing",
+    "stood-down": "its own code failed three times in a row; it takes its safe fallback at every call",
+    "off": "the settings switch it off",
+    "waiting": "nothing to fix: TensorRT-LLM has not loaded the code that it is about",
+    "fixed-upstream": "this TensorRT-LLM has a fix of its own",
+    "not-applicable": "this TensorRT-LLM lacks the feature that the fix is about",
+    "unknown": "not applied, because its probe cannot tell whether it fits; `doctor --verbose` says why",
+    "needed": "it is needed here, and nothing has applied it",
+}
+
+
 @dataclass(frozen=True)
 class Answer:
     state: State

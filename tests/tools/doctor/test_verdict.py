@@ -9,7 +9,8 @@ import pytest
 
 from tests.overlay.upstream_double import ROOT, environment
 from tests.standin.fixture import STANDIN, as_release
-from trtllm_kvfix.tools.doctor.verdict import COLUMNS, LINES_MAX, MORE
+from trtllm_kvfix.tools.doctor.verdict import LINES_MAX, MORE
+from trtllm_kvfix.tools.terminal import COLUMNS_MIN
 
 COMMAND = (sys.executable, "-m", "trtllm_kvfix")
 RUN = (*COMMAND, "run", "--")
@@ -32,7 +33,7 @@ def doctor(
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place, env=environ)
     lines = done.stdout.splitlines()
     assert lines, done.stderr
-    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert [line for line in lines if len(line) > COLUMNS_MIN] == []
     end = next(at for at, line in enumerate(lines) if line.endswith("."))
     return " ".join(line.strip() for line in lines[: end + 1]), lines[end + 1 :], done.returncode
 

@@ -1,12 +1,11 @@
 """The report of `doctor` as text: the verdict, what to do, and with --verbose everything behind it."""
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.doctor import verdict
-from trtllm_kvfix.tools.terminal import COLUMNS_MIN
+from trtllm_kvfix.tools.terminal import wrapped
 
 # Without kernels for the GPU the fixes hold, and some are slower. Figures: docs/benchmarks.md (What bounds it) and
 # docs/offload.md (Speed), on an H200.
@@ -20,6 +19,7 @@ CURE = "build it where nvcc 12 or newer is in PATH or in CUDA_HOME: pip install 
 CANNOT_SEE = (
     "Python that starts a server may choose another manager, and some models bring their own: doctor sees neither."
 )
+INDENT = 2
 NAME_COLUMNS = 24
 
 
@@ -33,37 +33,38 @@ def _behind_it(report: Mapping[str, Any]) -> Iterator[str]:
     if report["problems"]:
         yield from ("", "Problems")
         for problem in report["problems"]:
-            yield from _wrapped(problem)
+            yield from wrapped(problem, INDENT)
     overlay = report["overlay"]
     if overlay is not None and overlay["manager"] is not None:
         yield from ("", "Manager of the KV cache")
-        yield from _wrapped(f"{overlay['manager']['said']}: {overlay['manager']['why']}")
-        yield from _wrapped(CANNOT_SEE)
+        yield from wrapped(f"{overlay['manager']['said']}: {overlay['manager']['why']}", INDENT)
+        yield from wrapped(CANNOT_SEE, INDENT)
         yield from _lines_on_fixes(overlay)
         yield from _lines_on_buffers(overlay["buffers"])
     if report["kernels_missing"] is not None:
         yield from ("", "What the missing kernels cost")
         for cost in (*COSTS, CURE):
-            yield from _wrapped(cost)
+            yield from wrapped(cost, INDENT)
     yield from ("", "This machine")
     for name, value in _facts(report):
-        yield from _wrapped(f"{name:{NAME_COLUMNS}}{value}", " " * NAME_COLUMNS)
+        yield from wrapped(f"{name:{NAME_COLUMNS}}{value}", INDENT, NAME_COLUMNS)
 
 
 def _lines_on_fixes(overlay: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", "Fixes")
     for fix in overlay["fixes"]:
         trial = overlay["self_tests"][fix["id"]]
-        yield from _wrapped(f"{fix['id']} ({fix['hazard']}): {fix['outlook']}")
-        yield from _wrapped(f"  setting {fix['choice']}; self-test {trial}; {fix['reason']}")
+        yield from wrapped(f"{fix['id']} ({fix['hazard']}): {fix['outlook']}", INDENT)
+        yield from wrapped(f"setting {fix['choice']}; self-test {trial}; {fix['reason']}", 2 * INDENT)
 
 
 def _lines_on_buffers(buffers: list[Mapping[str, Any]]) -> Iterator[str]:
     unguarded = [each for each in buffers if each["guard"] is None]
     yield from ("", "Host buffers")
-    yield from _wrapped(
+    yield from wrapped(
         f"reused host buffers that are copied asynchronously: {len(buffers)}, of which nothing protects "
-        f"{len(unguarded)}{':' if unguarded else ''}"
+        f"{len(unguarded)}{':' if unguarded else ''}",
+        INDENT,
     )
     yield from (f"    {each['file']}:{each['line']} {each['name']}" for each in unguarded)
 
@@ -81,16 +82,3 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "GPU", found["gpu"] or "none"
     locked = found["memory_lock_bytes"]
     yield "memory lock", "unlimited" if locked is None else f"at most {bytes_text(locked)} (ulimit -l)"
-
-
-def _wrapped(text: str, further: str = "") -> list[str]:
-    """Indented, and no wider than a terminal; what cannot be broken, such as a path, is left whole."""
-    indent = len(text) - len(text.lstrip(" "))
-    return textwrap.wrap(
-        text.lstrip(" "),
-        COLUMNS_MIN,
-        initial_indent=" " * (indent + 2),
-        subsequent_indent=" " * (indent + 4) + further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

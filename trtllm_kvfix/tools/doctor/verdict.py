@@ -1,6 +1,5 @@
 """What `doctor` says first: whether the server is hit, by what, and what to do. Nothing is examined here."""
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,9 +7,10 @@ from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.settings import ENV_ENABLED
 from trtllm_kvfix.tools.doctor.findings import HOLDS, Lack
+from trtllm_kvfix.tools.terminal import wrapped
 
-COLUMNS = 80
 LINES_MAX = 10  # after the verdict
+INDENT = 2
 UNKNOWN = "unknown"  # a variant
 MORE = "Facts, reasons and buffers: trtllm-kvfix doctor --verbose"
 
@@ -18,8 +18,8 @@ MORE = "Facts, reasons and buffers: trtllm-kvfix doctor --verbose"
 def answer(report: Mapping[str, Any], *, verbose: bool) -> list[str]:
     """The verdict and what to do, as lines."""
     paragraphs = list(_advice(report))
-    advice = [line for each in paragraphs for line in _wrapped(each, "  ")] if verbose else _fitting(paragraphs)
-    return [*_wrapped(verdict(report)), *advice]
+    advice = [line for each in paragraphs for line in wrapped(each, INDENT)] if verbose else _fitting(paragraphs)
+    return [*wrapped(verdict(report)), *advice]
 
 
 def verdict(report: Mapping[str, Any]) -> str:
@@ -123,21 +123,10 @@ def _fitting(paragraphs: Sequence[str]) -> list[str]:
     """As many whole paragraphs as fit, with how many are left out."""
     lines: list[str] = []
     for at, paragraph in enumerate(paragraphs):
-        wrapped = _wrapped(paragraph, "  ")
-        if at and len(lines) + len(wrapped) > LINES_MAX - 2:
+        more = wrapped(paragraph, INDENT)
+        if at and len(lines) + len(more) > LINES_MAX - 2:
             left = len(paragraphs) - at
             lines.append(f"  {number_of(left, 'further line')} with --verbose")
             break
-        lines += wrapped
+        lines += more
     return [*lines, f"  {MORE}"]
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        COLUMNS,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
