@@ -105,10 +105,13 @@ bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare th
 
 build: $(VENV)/.built $(VENV)/.hostrace  ## build both packages and install them into .venv, editable
 
-verify: build  ## admission, both ways; each hazard beside its fix, on a GPU or a simulated device; what users read
-	@trtllm-kvfix replay --generate small --compare
+verify: build  ## H1, H2, H5 and H9 beside their fixes, on a GPU or a simulated device; what users read; admission, both ways
+	@echo; echo "1 of 3: hazards beside their fixes (trtllm-kvfix verify)"; echo
 	@trtllm-kvfix verify
+	@echo; echo "2 of 3: what users read without each fix (trtllm-kvfix demo)"; echo
 	@trtllm-kvfix demo
+	@echo; echo "3 of 3: H3, one request admitted at a time and a batch at once (trtllm-kvfix replay --compare)"; echo
+	@trtllm-kvfix replay --generate small --compare
 
 test: gtest test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed or can be fetched
 

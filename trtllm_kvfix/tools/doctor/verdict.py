@@ -1,10 +1,10 @@
 """What `doctor` says first: whether the server is hit, by what, and what to do. Nothing is examined here."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trtllm_kvfix.overlay.fix import State
-from trtllm_kvfix.plurals import form, number_of
+from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.settings import ENV_ENABLED
 from trtllm_kvfix.tools.doctor.findings import HOLDS, Lack
 from trtllm_kvfix.tools.terminal import wrapped
@@ -37,8 +37,8 @@ def verdict(report: Mapping[str, Any]) -> str:
         if _lacking(overlay, Lack.UNDECIDED) or overlay["variant"] == UNKNOWN:
             return f"CANNOT TELL: {manager}, and no probe knows this TensorRT-LLM."
         return f"NOT HIT{well}: {manager}, no hazard that a fix ends."
-    by = _listed(dict.fromkeys(fix["hazard"] for fix in hits))
-    fixes = _listed(fix["id"] for fix in hits)
+    by = listed(dict.fromkeys(fix["hazard"] for fix in hits))
+    fixes = listed(fix["id"] for fix in hits)
     return f"{_standing(report)}{well}: {manager}, hit by {by}; {fixes} {form(len(hits), 'fixes it', 'fix them')}."
 
 
@@ -112,11 +112,6 @@ def _advice_on_the_hook(hook: str) -> Iterator[str]:
     yield "start the server with the fixes: trtllm-kvfix run -- trtllm-serve MODEL ..."
     if hook != "source":
         yield "or put them into every server of this Python: trtllm-kvfix enable"
-
-
-def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _fitting(paragraphs: Sequence[str]) -> list[str]:

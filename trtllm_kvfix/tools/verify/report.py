@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_kvfix.plurals import number_of
+from trtllm_kvfix.plurals import listed, number_of
+from trtllm_kvfix.tools.terminal import wrapped
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
 
 STYLES = {
@@ -19,15 +20,19 @@ STYLES = {
 
 
 def print_report(console: Console, report: Report) -> None:
-    console.print(
-        ", ".join(facts(report)),
-        style="bold",
-        markup=False,
-        highlight=False,
-    )
+    """What was proven comes first, then what it was seen in."""
+    for text in (conclusion(report), *complaints(report)):
+        say(console, text)
+    console.print()
+    say(console, ", ".join(facts(report)), style="bold")
     print_table(console, report)
-    for line in (*notes(report), *complaints(report), conclusion(report)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for text in notes(report):
+        say(console, text)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    for line in wrapped(text):
+        console.print(line, style=style, markup=False, highlight=False)
 
 
 def facts(report: Report) -> Iterator[str]:
@@ -125,4 +130,5 @@ def _proven(report: Report) -> str:
     if not proven:
         return f"Proven: nothing. {rest}"
     cases = f"{len(proven)} of {number_of(len(report.cases), 'case')}"
-    return f"Proven {where}: in {cases} the control corrupts every time and the fix never does. {rest}"
+    hazards = listed(dict.fromkeys(case.hazard for case in proven))
+    return f"Proven {where}: in {cases}, of {hazards}, the control corrupts every time and the fix never does. {rest}"
