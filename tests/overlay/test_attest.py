@@ -90,7 +90,7 @@ def test_status_shows_every_process_with_its_fixes(tmp_path: Path, monkeypatch: 
     attest.write(tmp_path, attestation(1, 2))
     shown = CliRunner().invoke(cli.main, ["status"]).output
     assert shown.splitlines() == [
-        f"rank 1/2, process {os.getpid()}, engine started, variant D, manager upstream, job job",
+        f"rank 1/2, process {os.getpid()}, engine started, variant D, job job",
         "  applied: token-budget",
         "  waiting: nixl-listener",
         "  not-applicable: concurrent-pins",

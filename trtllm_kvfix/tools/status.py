@@ -71,9 +71,10 @@ def flight_records(folder: Path) -> list[dict[str, Any]]:
 
 def rank(entry: Mapping[str, Any]) -> Iterator[str]:
     """What runs there: its fixes by their state, as the log line of its start has them."""
+    own_manager = "" if entry["manager"] == "upstream" else f", manager {entry['manager']}"
     yield from wrapped(
         f"rank {entry['rank']}/{entry['world_size']}, process {entry['pid']}, {engine(entry)}, variant "
-        f"{entry['variant']}, manager {entry['manager']}, job {entry['job']}"
+        f"{entry['variant']}{own_manager}, job {entry['job']}"
     )
     for state in STATES:
         fixes = [fix_id for fix_id, found in entry["fixes"].items() if found == state]
