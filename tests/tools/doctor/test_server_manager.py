@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.overlay.upstream import V2_PLACES
 from trtllm_kvfix.tools.doctor.server_manager import FILE, SETTING, of_default, of_server
 
 FIXES = {fix.id: fix for fix in ALL}
@@ -39,6 +40,15 @@ def config(setting: str) -> str:
 def test_the_default_is_read_in_upstream_s_source(tmp_path: Path, body: str, name: str | None, said: str) -> None:
     found = of_default(upstream(tmp_path, body))
     assert (found.name, found.said) == (name, said), found.why
+
+
+def test_a_build_with_v2_and_without_the_setting_is_not_taken_for_v1(tmp_path: Path) -> None:
+    """As a later one may be, that has nothing else."""
+    package = upstream(tmp_path / "tensorrt_llm", "class KvCacheConfig:\n    max_tokens: int = 3\n")
+    module = tmp_path.joinpath(*V2_PLACES[0].split(".")).with_suffix(".py")
+    module.parent.mkdir(parents=True)
+    module.write_text("class KVCacheManagerV2: ...\n")
+    assert of_default(package).name is None
 
 
 def test_without_the_source_the_manager_is_unknown(tmp_path: Path) -> None:

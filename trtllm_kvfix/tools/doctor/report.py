@@ -17,7 +17,8 @@ COSTS = (
 )
 CURE = "build it where nvcc 12 or newer is in PATH or in CUDA_HOME: pip install . -C cmake.define.KVFIX_KERNELS=ON"
 CANNOT_SEE = (
-    "Python that starts a server may choose another manager, and some models bring their own: doctor sees neither."
+    "Python that starts a server may choose another manager, some models bring their own, and TensorRT-LLM may fall "
+    "back to V1: doctor sees none of that."
 )
 INDENT = 2
 NAME_COLUMNS = 24

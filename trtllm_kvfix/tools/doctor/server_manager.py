@@ -1,8 +1,8 @@
 """Which KV cache manager a server uses, as far as that shows before it has loaded its model.
 
 `kv_cache_config.use_kv_cache_manager_v2` decides. The server's YAML file may set it; otherwise its default in upstream
-counts, which is read in the source and not run. Python that starts a server may set it too, and some models bring a
-manager of their own: neither can be seen from here.
+counts, which is read in the source and not run. What cannot be seen from here: Python that starts a server may set it,
+too, some models bring a manager of their own, and TensorRT-LLM may fall back to V1 where V2 lacks a feature.
 """
 
 import ast
@@ -14,6 +14,7 @@ from typing import Any
 from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.overlay import server_config
 from trtllm_kvfix.overlay.fix import Fix, Manager
+from trtllm_kvfix.overlay.upstream import V2_PLACES
 
 FILE = "llmapi/llm_args.py"
 CLASS = "KvCacheConfig"
@@ -55,7 +56,10 @@ def of_default(package: Path) -> ServerManager:
     for node in classes[0].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == SETTING:
             return _made(_constant(node.value), "default manager", f"{CLASS}.{SETTING} in {FILE}")
-    return ServerManager("V1", "default manager V1", f"{CLASS} in {FILE} has no {SETTING}")
+    why = f"{CLASS} in {FILE} has no {SETTING}"
+    if any(package.parent.joinpath(*place.split(".")).with_suffix(".py").is_file() for place in V2_PLACES):
+        return _unknown(f"{why}, and there is a module of V2")
+    return ServerManager("V1", "default manager V1", why)
 
 
 def _made(value: Any, whose: str, why: str) -> ServerManager:
