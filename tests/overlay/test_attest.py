@@ -189,7 +189,7 @@ print(PyExecutor().start_worker())
 """
     done = python(small, code, TRTLLM_KVFIX_RUNTIME_DIR="file/below")
     assert done.stdout == "started\n"
-    assert "the attestation cannot be written: " in done.stderr
+    assert done.stderr.count("the attestation cannot be written: ") == 1
 
 
 def test_engine_that_starts_serves_metrics_when_asked_and_says_once_what_is_on(small: Path) -> None:
