@@ -1,11 +1,9 @@
 # Finds GoogleTest while CMake configures, so before anything is compiled: the one that is installed, or else a release
-# with a pinned hash. If there is neither, the file gtest-missing in the build folder tells `make test` so.
+# with a pinned hash.
 set(KVFIX_GTEST_URL https://github.com/google/googletest/releases/download/v1.17.0/googletest-1.17.0.tar.gz
   CACHE STRING "Where GoogleTest is fetched from if none is installed; a mirror's URL or file://")
 set(KVFIX_GTEST_SHA256 65fab701d9829d38cb77c14acdc431d2108bfdbf8979e40eb8ae567edf10b27c
   CACHE STRING "SHA-256 of what KVFIX_GTEST_URL names")
-set(missing ${PROJECT_BINARY_DIR}/gtest-missing)
-file(REMOVE ${missing})
 
 find_package(GTest QUIET)
 if(GTest_FOUND)
@@ -33,13 +31,10 @@ if(NOT found STREQUAL KVFIX_GTEST_SHA256)
   if(failed)
     file(REMOVE ${archive})
     set(text "GoogleTest is not installed (Debian and Ubuntu: apt install libgtest-dev), and it cannot be fetched from "
-      "${KVFIX_GTEST_URL}: ${why}. KVFIX_GTEST_URL may name a mirror.")
+      "${KVFIX_GTEST_URL}: ${why}. KVFIX_GTEST_URL may name a mirror. `make test WITHOUT_CPP=1` does without the C++ "
+      "tests.")
     string(JOIN "" text ${text})
-    if(KVFIX_REQUIRE_GTEST)
-      message(FATAL_ERROR ${text})
-    endif()
-    file(WRITE ${missing} ${text})
-    return()
+    message(FATAL_ERROR ${text})
   endif()
 endif()
 

@@ -22,14 +22,14 @@ SUMMARIES = {
     "bench": "Run the embedded engine under load, with and without fixes.",
     "demo": "Show what users of one server read without each fix.",
     "disable": "Remove the hook that `enable` installed.",
-    "doctor": "Show what is installed here, and which fixes it needs.",
+    "doctor": "Say which hazards hit TensorRT-LLM here, and what to do.",
     "enable": "Install a hook: every Python here gets the fixes.",
     "replay": "Replay a request trace: hit rates and host tiers.",
     "reproduce": "Show a hazard by a script that needs nothing of ours.",
     "run": "Run a command with the fixes.",
     "selfcheck": "Try every fix on the installed TensorRT-LLM.",
     "status": "Show which fixes run in this user's processes.",
-    "verify": "Show each hazard beside its fix, on this machine.",
+    "verify": "Show H1, H2, H5 and H9 beside their fixes, here.",
     "watch": "Find code that touches pinned memory in use by a GPU.",
 }
 
@@ -41,6 +41,7 @@ EXAMPLES = {
     "doctor": (
         "trtllm-kvfix doctor",
         "trtllm-kvfix doctor -- trtllm-serve MODEL --config server.yaml",
+        "trtllm-kvfix doctor --verbose",
         "trtllm-kvfix doctor --source ~/TensorRT-LLM",
         "trtllm-kvfix doctor --json",
     ),

@@ -17,7 +17,7 @@ case ${KVFIX_STRICT:-0} in
     exit 2
     ;;
 esac
-# Pinned memory counts as locked memory. If the limit cannot be lifted, `doctor` shows it, and large host pools fail.
+# Pinned memory counts as locked memory. If the limit cannot be lifted, `doctor --verbose` shows it, and large host pools fail.
 ulimit -l unlimited 2>/dev/null || echo "serve.sh: locked memory stays limited to $(ulimit -l) KiB" >&2
 # NVIDIA's images have an entry point that sets the image up and then becomes the command that it gets.
 own=${KVFIX_IMAGE_ENTRYPOINT:-/opt/nvidia/nvidia_entrypoint.sh}

@@ -8,10 +8,12 @@ from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import GROUNDS, Hazard
+from trtllm_kvfix.plurals import listed
 from trtllm_kvfix.tools.reproduce import script_of
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 from trtllm_kvfix.tools.verify.cases import CASES
 
+VERIFY_IS_OFFERED_IN = ("cli.py", "usage.py", "tools/verify/command.py")
 each_hazard = pytest.mark.parametrize("hazard", table.HAZARDS, ids=lambda hazard: hazard.id)
 PAGES = ROOT / "docs" / "hazards"
 
@@ -63,3 +65,13 @@ def test_each_hazard_has_its_page_its_script_and_its_rows_in_the_readme(hazard: 
 
 def test_the_page_of_hazards_has_the_table() -> None:
     assert hazards_table() in (PAGES / "README.md").read_text(), "run: python -m tests.hazards.pages"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "Makefile", *(f"trtllm_kvfix/{name}" for name in VERIFY_IS_OFFERED_IN)]
+)
+def test_where_verify_is_offered_stand_the_hazards_that_it_shows(page: str) -> None:
+    shown = listed(sorted({case.hazard for case in CASES}))
+    assert (
+        f"{shown} beside their fixes" in (ROOT / page).read_text() or f"Reproduce {shown} " in (ROOT / page).read_text()
+    )

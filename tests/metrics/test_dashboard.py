@@ -103,3 +103,14 @@ def test_every_panel_asks_the_data_source_that_is_chosen(dashboard: Any) -> None
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", FILE.read_text())) - {"__rate_interval"}
     assert used == variables
+
+
+def test_the_rows_of_the_fixes_come_first_and_panels_do_not_overlap(dashboard: Any) -> None:
+    rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
+    assert rows[:2] == ["Are the fixes in place?", "The fixes"]
+    below = 0
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        if place["x"] == 0:
+            assert place["y"] >= below, panel["title"]
+            below = place["y"] + place["h"]

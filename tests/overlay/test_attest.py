@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +19,9 @@ from tests.ports import free_ports
 from trtllm_kvfix import cli
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay import attest
+from trtllm_kvfix.overlay.fix import STATES, Answer, State
+from trtllm_kvfix.overlay.registry import FixStatus
+from trtllm_kvfix.settings import Word
 
 
 def test_entry_of_a_living_process_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -84,10 +90,43 @@ def test_status_shows_every_process_with_its_fixes(tmp_path: Path, monkeypatch: 
     assert none.output.startswith("no process of this user runs TensorRT-LLM with the hook (looked in ")
     attest.write(tmp_path, attestation(1, 2))
     shown = CliRunner().invoke(cli.main, ["status"]).output
-    for text in ("1/2", str(os.getpid()), "started", "token-budget: applied", "nixl-listener: waiting"):
-        assert text in shown
+    assert shown.splitlines() == [
+        f"rank 1/2, process {os.getpid()}, engine started, variant D, job job",
+        "  applied: token-budget",
+        "  waiting: nixl-listener",
+        "  not-applicable: concurrent-pins",
+        "",
+        *(f"{state}: {STATES[state]}" for state in ("applied", "waiting", "not-applicable")),
+    ]
     (listed,) = json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output)
     assert 0 <= listed.pop("age_s") < 60 and listed == attestation(1, 2).as_dict()
+
+
+def test_status_shows_faults_and_aliases_and_fits_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
+    more: dict[str, Any] = {
+        "faults": {"token-budget": 2},
+        "first_errors": {"token-budget": "KeyError: 7"},
+        "aliases": ["a.b"],
+    }
+    attest.write(tmp_path, replace(attestation(started=False), **more))
+    lines = CliRunner().invoke(cli.main, ["status"]).output.splitlines()
+    assert "  token-budget had 2 faults, the first: KeyError: 7" in lines
+    assert "  alias, which still calls the original: a.b" in lines
+    assert "no engine" in lines[0] and max(map(len, lines)) <= 80
+
+
+def choice_and_answer() -> Iterator[FixStatus]:
+    """Each combination of what decides the state of a fix."""
+    answers = [None, *(Answer(state, "why") for state in State)]
+    flags = (False, True)
+    for choice, answer, applied, gone, down in product(get_args(Word), answers, flags, flags, flags):
+        displaced = {"seam": "other"} if gone else {}
+        yield FixStatus("a", "", choice, answer, applied, {}, displaced=displaced, stood_down=down)
+
+
+def test_every_state_of_a_fix_has_its_meaning() -> None:
+    assert {status.word for status in choice_and_answer()} == set(STATES)
 
 
 def test_status_looks_into_the_folder_that_the_file_of_settings_names(tmp_path: Path) -> None:
@@ -151,7 +190,7 @@ print(PyExecutor().start_worker())
 """
     done = python(small, code, TRTLLM_KVFIX_RUNTIME_DIR="file/below")
     assert done.stdout == "started\n"
-    assert "the attestation cannot be written: " in done.stderr
+    assert done.stderr.count("the attestation cannot be written: ") == 1
 
 
 def test_engine_that_starts_serves_metrics_when_asked_and_says_once_what_is_on(small: Path) -> None:

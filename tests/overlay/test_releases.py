@@ -39,6 +39,6 @@ def test_what_is_not_on_the_list_is_not_guessed(version: str | None) -> None:
 
 
 def test_rows_follow_one_another_and_name_variants() -> None:
-    bounds = [releases._key(each) for row in releases.KNOWN for each in (row.first, row.last)]
-    assert None not in bounds and bounds == sorted(bounds)  # type: ignore[type-var]
+    bounds = [releases.key_of(each) for row in releases.KNOWN for each in (row.first, row.last)]
+    assert None not in bounds and bounds == sorted(bounds, key=lambda key: key or ())
     assert {variant for row in releases.KNOWN for variant in row.variants} <= {*VARIANTS, "N"}

@@ -7,12 +7,23 @@ import pytest
 import yaml
 
 from tests.overlay.upstream_double import ROOT
-from tests.overlay.variant_table import metrics_table, needs_table, probed, releases_table, table
+from tests.overlay.variant_table import (
+    RUN,
+    UPSTREAM_SINCE,
+    has_upstreams,
+    hits_table,
+    metrics_table,
+    probed,
+    releases_table,
+    table,
+)
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix import cli
 from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import releases
+from trtllm_kvfix.overlay.fix import STATES
 from trtllm_kvfix.overlay.launch import run
 from trtllm_kvfix.settings import load, names, variable_of
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
@@ -24,8 +35,32 @@ def test_table_of_fixes_is_what_the_probes_find() -> None:
     assert table() in PAGE, "run: python -m tests.overlay.variant_table"
 
 
-def test_readme_says_what_each_release_needs() -> None:
-    assert needs_table() in (ROOT / "README.md").read_text(), "run: python -m tests.overlay.variant_table"
+def test_readme_says_what_hits_each_release() -> None:
+    assert hits_table() in (ROOT / "README.md").read_text(), "run: python -m tests.overlay.variant_table"
+
+
+def test_what_readme_leaves_out_as_fixed_upstream_is_what_the_page_says() -> None:
+    section = PAGE.partition("| upstream has it since |")[2].partition("\n### ")[0]
+    since = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]*) \|$", section, re.MULTILINE))
+    for fix_id in FIX_IDS:
+        named = tuple(re.findall(r"\d\.\d\.\d\w*(?:\.post\d)?", since[fix_id]))
+        assert named == UPSTREAM_SINCE.get(fix_id, ()), fix_id
+
+
+def test_each_release_that_dynamo_pins_is_in_a_row_of_readme() -> None:
+    section = PAGE.partition("\n### Dynamo's releases\n")[2].partition("\n## ")[0]
+    pinned = re.findall(r"^\| (\d\.\d+)\S*(?:, \S+)? \| (\d\.\d\.\d\w+(?:\.post\d)?)", section, re.MULTILINE)
+    assert len(pinned) >= 11
+    for dynamo, release in pinned:
+        (run,) = [run for run in RUN if re.search(rf"Dynamo .*\b{re.escape(dynamo)}(?!\d)", run.said)]
+        bounds = [releases.key_of(each) or () for each in (run.first, release, run.last)]
+        assert bounds == sorted(bounds), f"Dynamo {dynamo} pins {release}, which is not in the row {run.said}"
+
+
+def test_a_line_of_releases_has_upstream_s_fix_since_its_own_first_one() -> None:
+    found = {version: has_upstreams("computed-blocks", version) for version in
+             ("1.1.0", "1.2.0", "1.2.1", "1.3.0rc5.post1", "1.3.0rc5.post2", "1.4.0rc1")}  # fmt: skip
+    assert [version for version, has in found.items() if has] == ["1.2.1", "1.3.0rc5.post2", "1.4.0rc1"]
 
 
 def test_table_of_metrics_has_every_counter() -> None:
@@ -39,6 +74,11 @@ def test_table_of_releases_is_what_doctor_says() -> None:
 def test_every_fix_has_its_fallback_on_the_page() -> None:
     section = PAGE.partition("\n## When a fix fails\n")[2].partition("\n## ")[0]
     assert tuple(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == FIX_IDS
+
+
+def test_the_states_of_a_fix_are_on_the_page_as_status_explains_them() -> None:
+    section = PAGE.partition("\n## States of a fix\n")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| \*([\w-]+)\* \| (.*) \|$", section, re.MULTILINE)) == STATES
 
 
 def test_every_fix_stands_beside_its_hazard() -> None:

@@ -1,4 +1,4 @@
-"""The tables of README and docs/support.md that come from code: what each release needs, what each fix finds in each
+"""The tables of README and docs/support.md that come from code: what hits each release, what each fix finds in each
 variant, the metrics, and which release is which variant.
 
     python -m tests.overlay.variant_table
@@ -12,12 +12,14 @@ import re
 import subprocess
 import sys
 from functools import cache
+from typing import NamedTuple
 
 from tests.overlay.upstream_double import ROOT
 from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import releases
+from trtllm_kvfix.overlay.fix import Manager
 
 PROBE = """
 import json
@@ -75,27 +77,73 @@ def releases_table() -> str:
     return "\n".join(["| release | variant | inferred from |", "| --- | --- | --- |", *rows])
 
 
-def needs_table() -> str:
-    """A table of the fixes that each release needs. A row with two variants names what either needs; neighbours that
-    need the same are one."""
-    rows: list[tuple[str, str, str]] = []  # first and last release, needs
-    for each in releases.KNOWN:
-        needs = _needs(each.variants)
-        if rows and rows[-1][2] == needs:
-            rows[-1] = (rows[-1][0], each.last, needs)
-        else:
-            rows.append((each.first, each.last, needs))
-    lines = [f"| {first if first == last else f'{first} to {last}'} | {needs} |" for first, last, needs in rows]
-    return "\n".join(
-        ["| I run release or wheel, or an image with this tag | affected by, and fixed by |", "| --- | --- |", *lines]
-    )
+class Run(NamedTuple):
+    """Releases that people run: what they call them, the first and the last, and the manager that is the default."""
+
+    said: str
+    first: str
+    last: str
+    default: str
 
 
-def _needs(variants: tuple[str, ...]) -> str:
-    known = {each if each in VARIANTS else NEAREST[each] for each in variants}
-    needed = [fix for fix in ALL if any(probed(variant)[1][fix.id] == "needed" for variant in known)]
-    return ", ".join(f"{fix.hazard} `{fix.id}`" for fix in sorted(needed, key=lambda fix: fix.hazard))
+# A line of releases, or what a release of Dynamo pins.
+RUN = (
+    Run("1.1; Dynamo 0.6", "1.1.0rc5", "1.1.0", "V1"),
+    Run("1.2.0; Dynamo 0.7, 0.8", "1.2.0rc2", "1.2.0", "V1"),
+    Run("1.2.1", "1.2.1", "1.2.1", "V1"),
+    Run("1.3.0rc1 to rc5; Dynamo 0.9, 1.0", "1.3.0rc1", "1.3.0rc5.post1", "V1"),
+    Run("1.3.0rc11; Dynamo 1.1", "1.3.0rc11", "1.3.0rc11", "V1"),
+    Run("1.3.0rc14; Dynamo 1.2", "1.3.0rc14", "1.3.0rc14", "V1"),
+    Run("1.3.0rc19; Dynamo 1.3", "1.3.0rc19", "1.3.0rc19", "V1"),
+    Run("1.3.0rc25; Dynamo 1.5", "1.3.0rc25", "1.3.0rc25", "the model's"),
+    Run("1.4.0rc1 to rc4", "1.4.0rc1", "1.4.0rc4", "**V2**"),
+)
+# The first releases with a fix of upstream's own, as its pull requests say, one for each line of releases.
+UPSTREAM_SINCE = {
+    "staged-offsets-v1": ("1.3.0rc21",),
+    "computed-blocks": ("1.2.1", "1.3.0rc5.post2"),
+    "batched-admission": ("1.3.0rc13",),
+    "concurrent-pins": ("1.3.0rc21",),
+    "input-copy-fence": ("1.3.0rc15",),
+}
+# There, upstream stores by position, and a connector's load is ahead of it (H8).
+STORES_BY_POSITION = {"C", "D", "F"}
+
+
+def has_upstreams(fix_id: str, version: str) -> bool:
+    """Whether the release has upstream's own fix."""
+    key = releases.key_of(version) or ()
+    since = [releases.key_of(each) or () for each in UPSTREAM_SINCE.get(fix_id, ())]
+    same_line = [each for each in since if each[:2] == key[:2]]
+    return any(each <= key for each in same_line or since)
+
+
+def hits_table() -> str:
+    """What hits each release: a row with two variants has what hits either."""
+    rows = (f"| {run.said} | {run.default} | {_hits(run, 'V1')} | {_hits(run, 'V2')} |" for run in RUN)
+    return "\n".join(["| I run | default manager | V1 is hit by | V2 is hit by |", "| --- | --- | --- | --- |", *rows])
+
+
+def _hits(run: Run, manager: Manager) -> str:
+    variants = {NEAREST.get(name, name) for version in (run.first, run.last) for name in _variants(version)}
+    if manager == "V2" and all(probed(name)[1]["staged-offsets-v2"] == "not-applicable" for name in variants):
+        return "not there"
+    hits = {}
+    for fix in sorted(ALL, key=lambda fix: fix.hazard):
+        needed = fix.only_for in (None, manager) and any(probed(name)[1][fix.id] == "needed" for name in variants)
+        if needed and not has_upstreams(fix.id, run.last):
+            hits[fix.hazard] = fix.hazard
+        elif needed and fix.id == "computed-blocks" and variants & STORES_BY_POSITION:
+            hits[fix.hazard] = "H8 with a connector"
+    return ", ".join(hits.values())
+
+
+def _variants(version: str) -> tuple[str, ...]:
+    row = releases.of(version)
+    if row is None:
+        raise LookupError(f"{version} is no release of releases.KNOWN")
+    return row.variants
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{needs_table()}\n\n{table()}\n\n{metrics_table()}\n\n{releases_table()}\n")
+    sys.stdout.write(f"{hits_table()}\n\n{table()}\n\n{metrics_table()}\n\n{releases_table()}\n")

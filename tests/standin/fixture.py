@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,3 +43,19 @@ def upstream(variant: str, device: str | None = None, *, nixl: bool = False) -> 
 
 def _modules(packages: set[str]) -> list[str]:
     return [name for name in sys.modules if name.split(".")[0] in packages]
+
+
+def as_release(folder: Path, version: str, *, v2: bool) -> Path:
+    """A copy of the stand-in that is installed in `folder` under a version number, with V2 as the default manager or
+    not: no variant of the stand-in has that default."""
+    shutil.copytree(STANDIN / "tensorrt_llm", folder / "tensorrt_llm", ignore=shutil.ignore_patterns("__pycache__"))
+    arguments = folder / "tensorrt_llm" / "llmapi" / "llm_args.py"
+    before = "use_kv_cache_manager_v2: bool = False"
+    text = arguments.read_text()
+    if text.count(before) != 1:
+        raise AssertionError(f"{arguments} does not say once: {before}")
+    arguments.write_text(text.replace(before, f"use_kv_cache_manager_v2: bool = {v2}"))
+    record = folder / f"tensorrt_llm-{version}.dist-info" / "METADATA"
+    record.parent.mkdir()
+    record.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {version}\n")
+    return folder

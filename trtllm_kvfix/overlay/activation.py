@@ -221,9 +221,13 @@ class Activation:
         try:
             self.publish(self.attestation())
         except KvfixError as error:
-            if str(error) != self._complaint:  # it is tried again every few seconds
-                self._complaint = str(error)
-                log.warning("%s", error)
+            self.complain(error)
+
+    def complain(self, error: KvfixError) -> None:
+        """Log once for each text that the attestation cannot be written: it is tried again every few seconds."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.warning("%s", error)
 
 
 def _held_by(one: Any) -> list[Any]:

@@ -8,11 +8,14 @@ of an engine's start. The registry (registry.py) knows all of them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.upstream import Upstream
     from trtllm_kvfix.settings import FixSettings
+
+
+Manager: TypeAlias = Literal["V1", "V2"]  # upstream's KV cache managers: KVCacheManager and KVCacheManagerV2
 
 
 class State(str, Enum):
@@ -22,6 +25,21 @@ class State(str, Enum):
     FIXED_UPSTREAM = "fixed-upstream"
     NOT_APPLICABLE = "not-applicable"
     UNKNOWN = "unknown"
+
+
+# What becomes of a fix in a process: FixStatus.word, and what it means, for `status` and docs/support.md.
+STATES = {
+    "applied": "the fix is in place",
+    "observing": "it counts what it would do, and changes nothing (the setting `observe`)",
+    "displaced": "another tool has taken its place, so it does nothing",
+    "stood-down": "its own code failed three times in a row; it takes its safe fallback at every call",
+    "off": "the settings switch it off",
+    "waiting": "nothing to fix: TensorRT-LLM has not loaded the code that it is about",
+    "fixed-upstream": "this TensorRT-LLM has a fix of its own",
+    "not-applicable": "this TensorRT-LLM lacks the feature that the fix is about",
+    "unknown": "not applied, because its probe cannot tell whether it fits; `doctor --verbose` says why",
+    "needed": "it is needed here, and nothing has applied it",
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,7 @@ class Fix:
     hazard: str  # of docs/hazards, such as "H1"
     title: str
     upstream: tuple[str, ...]  # references such as "T#15546"
+    only_for: Manager | None = None  # the manager without which the fix changes nothing in a server
     # The fix is probed when every one of these that exists in this build has finished importing. So everything that
     # `probe` and `replacements` look at belongs here, each candidate place of a module that moved included.
     triggers: tuple[str, ...]

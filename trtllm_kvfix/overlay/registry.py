@@ -35,9 +35,7 @@ class FixStatus:
 
     @property
     def word(self) -> str:
-        """applied, observing, displaced, stood-down, off, waiting, fixed-upstream, not-applicable, unknown; `needed`
-        where nothing was tried yet. Another tool has taken at least one seam of a fix that is displaced. A fix that
-        stands down takes its safe fallback at every call."""
+        """One of STATES. Another tool has taken at least one seam of a fix that is displaced."""
         if self.applied and self.displaced:
             return "displaced"
         if self.applied:

@@ -46,13 +46,14 @@ KNOWN = (
 
 def of(version: str | None) -> Releases | None:
     """The variant of a release; None if the release is not on the list, such as a later one."""
-    key = _key(version or "")
+    key = key_of(version or "")
     if key is None:
         return None
-    return next((row for row in KNOWN if (_key(row.first) or ()) <= key <= (_key(row.last) or ())), None)
+    return next((row for row in KNOWN if (key_of(row.first) or ()) <= key <= (key_of(row.last) or ())), None)
 
 
-def _key(version: str) -> Key | None:
+def key_of(version: str) -> Key | None:
+    """Orders releases. None: not a version of upstream's form."""
     found = _VERSION.fullmatch(version)
     if found is None:
         return None

@@ -113,6 +113,13 @@ def end(error: SettingsError) -> NoReturn:
 
 def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
     """The sections `kvfix:` in the files that the command names, each with its file."""
+    for file, document in documents(command):
+        if SECTION in document:
+            yield file, document[SECTION]
+
+
+def documents(command: Iterable[str]) -> Iterator[tuple[Path, dict[Any, Any]]]:
+    """The mappings in the YAML files that the command names, each with its file."""
     for option, file in _files(command):
         try:
             document = yaml.safe_load(text_of(file, FILE_BYTES_MAX))
@@ -120,8 +127,8 @@ def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
             if option is None:
                 continue  # an argument that only looks like the server's file
             raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
-        if isinstance(document, dict) and SECTION in document:
-            yield file, document[SECTION]
+        if isinstance(document, dict):
+            yield file, document
 
 
 def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:

@@ -91,7 +91,7 @@ def _compare(active: "Activation", mine: attest.Attestation) -> None:
     except KvfixError as error:
         if comm is None and mine.world_size > 1:
             raise
-        log.warning("%s", error)
+        active.complain(error)
     if comm is not None:
         agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
     elif mine.world_size > 1:

@@ -1,6 +1,7 @@
 """`trtllm-kvfix status`: what runs in the processes of this user, from what they have attested."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from trtllm_kvfix.foreign_files import bytes_of
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
+from trtllm_kvfix.overlay.fix import STATES
 from trtllm_kvfix.overlay.recheck import EVERY_S
+from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.runtime_files import BYTES_MAX, Owner, folder_of, refuse_unreadable
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
-from trtllm_kvfix.tools.terminal import terminal
+from trtllm_kvfix.tools.terminal import terminal, wrapped
 
 SILENT_S = 5 * EVERY_S
 
@@ -37,7 +40,7 @@ def status(settings: Settings, as_json: bool, dump: bool) -> None:
         click.echo(json.dumps([entry | of_process.get(entry["pid"], {}) for entry in entries], indent=2))
         return
     if entries:
-        terminal().print(table(entries))
+        click.echo("\n".join([*(line for entry in entries for line in rank(entry)), *legend(entries)]))
     else:
         click.echo(f"no process of this user runs TensorRT-LLM with the hook (looked in {folder})")
     if tiers:
@@ -66,38 +69,41 @@ def flight_records(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def table(entries: list[dict[str, Any]]) -> Table:
-    shown = Table(box=None)
-    for column in ("job", "rank", "pid", "engine", "variant", "manager", "fixes", "aliases"):
-        shown.add_column(column, overflow="fold")
-    for entry in entries:
-        shown.add_row(
-            entry["job"],
-            f"{entry['rank']}/{entry['world_size']}",
-            str(entry["pid"]),
-            engine(entry),
-            entry["variant"],
-            entry["manager"],
-            "\n".join(fix_line(entry, fix_id) for fix_id in entry["fixes"]),
-            "\n".join(entry["aliases"]),
-        )
-    return shown
+def rank(entry: Mapping[str, Any]) -> Iterator[str]:
+    """What runs there: its fixes by their state, as the log line of its start has them."""
+    own_manager = "" if entry["manager"] == "upstream" else f", manager {entry['manager']}"
+    yield from wrapped(
+        f"rank {entry['rank']}/{entry['world_size']}, process {entry['pid']}, {engine(entry)}, variant "
+        f"{entry['variant']}{own_manager}, job {entry['job']}"
+    )
+    for state in STATES:
+        fixes = [fix_id for fix_id, found in entry["fixes"].items() if found == state]
+        if fixes:
+            yield from wrapped(f"{state}: {', '.join(fixes)}", 2)
+    for fix_id, count in entry["faults"].items():
+        first = entry["first_errors"].get(fix_id)
+        yield from wrapped(f"{fix_id} had {number_of(count, 'fault')}, the first: {first}", 2)
+    for alias in entry["aliases"]:
+        yield from wrapped(f"alias, which still calls the original: {alias}", 2)
 
 
-def engine(entry: dict[str, Any]) -> str:
+def legend(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the states that are shown mean."""
+    shown = {state for entry in entries for state in entry["fixes"].values()}
+    yield ""
+    for state, means in STATES.items():
+        if state in shown:
+            yield from wrapped(f"{state}: {means}")
+
+
+def engine(entry: Mapping[str, Any]) -> str:
     """An engine looks at its fixes every few seconds; one that is stopped, or stuck, does not."""
     if not entry["started"]:
-        return "-"
+        return "no engine"
     if not entry["enabled"]:
-        return "started WITHOUT the fixes"
+        return "engine started WITHOUT the fixes"
     silent = f", silent for {entry['age_s']:.0f} s" if entry["age_s"] > SILENT_S else ""
-    return f"started{silent}"
-
-
-def fix_line(entry: dict[str, Any], fix_id: str) -> str:
-    faults = entry["faults"].get(fix_id)
-    told = f" ({faults} faults, first: {entry['first_errors'].get(fix_id)})" if faults else ""
-    return f"{fix_id}: {entry['fixes'][fix_id]}{told}"
+    return f"engine started{silent}"
 
 
 def table_of_tiers(tiers: list[dict[str, Any]]) -> Table:

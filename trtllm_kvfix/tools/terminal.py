@@ -1,5 +1,7 @@
 """The terminal that reports are printed to."""
 
+import textwrap
+
 from rich.console import Console
 
 # The width that the tables need. In less, rich would cut names, figures and verdicts off, or leave out whole columns.
@@ -20,3 +22,15 @@ def terminal(*, quiet: bool = False) -> Console:
     console = _Terminal(quiet=quiet, markup=False)
     console.width = max(console.width, COLUMNS_MIN)
     return console
+
+
+def wrapped(text: str, indent: int = 0, hanging: int = 2) -> list[str]:
+    """Lines for every terminal and for a pipe. A word that is longer, such as a path, stays whole."""
+    return textwrap.wrap(
+        text,
+        COLUMNS_MIN,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hanging),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -23,6 +23,9 @@ def test_it_shows_every_scene_in_a_narrow_terminal() -> None:
     assert result.stdout.startswith("simulated device, seed 0: 6 chats")
     assert "9 of them carry the text of ada or ben or cleo" in result.stdout
     assert "with the fixes, 0 were wrong" in result.stdout.splitlines()[-1]
+    assert "ada: captain mora keeps …" in result.stdout  # the prompt
+    read = next(line for line in result.stdout.splitlines() if "a prns when i am seventy" in line)
+    assert read.split()[-2:] == ["cleo's", "right"]  # whose text it is
     tables = [line for line in result.stdout.splitlines() if line.rstrip().endswith(("right", "with it"))]
     assert len(tables) == 6 * 5
     assert max(map(len, tables)) <= 80

@@ -52,7 +52,7 @@ def test_without_a_gpu_the_command_says_what_it_could_not_show(tmp_path: Path) -
     assert {each["verdict"] for each in shown} == {"unproven"}
     rest = [each for each in found["scenarios"] if each["fix"] not in needed]
     assert {each["verdict"] for each in rest} == {"skipped"}
-    assert all(each["why"].endswith(f"not seen: {lacking}") for each in rest)
+    assert all(each["why"].endswith(f"not tested without it: {lacking}") for each in rest)
     assert len(found["problems"]) == len(shown)
     for name in (str(tmp_path), str(ROOT), socket.gethostname()):
         assert name not in written

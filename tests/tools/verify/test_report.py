@@ -11,7 +11,7 @@ PROVEN = outcome(arm(corrupt=4), arm())
 
 def test_a_gpu_proves_more_than_the_simulated_device_and_not_everything() -> None:
     said = conclusion(report(PROVEN, simulated=False, name="NVIDIA X"))
-    assert said.startswith("Proven on NVIDIA X with the driver of this machine: in 1 of 1 case ")
+    assert said.startswith("Proven on NVIDIA X with the driver of this machine: in 1 of 1 case, of ")
     assert "Not proven: anything about your TensorRT-LLM, which verify does not load" in said
 
 

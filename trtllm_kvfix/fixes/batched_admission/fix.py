@@ -252,6 +252,7 @@ FIX = Fix(
     hazard="H3",
     title="Requests that reuse claim their blocks before others allocate",
     upstream=("T#12892", "T#13029"),
+    only_for="V1",
     triggers=(BINDINGS, RESOURCE_MANAGER),
     probe=probe,
     replacements=replacements,

@@ -253,7 +253,10 @@ def probe(up: Upstream) -> Answer:
     strange = _strange(up, CALLED, READ)
     if strange:
         return unknown(strange)
-    return needed("prompts are offered for reuse before they are computed; no name shows whether T#12673 is in")
+    return needed(
+        "prompts are offered for reuse before they are computed; Python cannot tell whether this build has upstream's "
+        "fix (T#12673), and applying ours is safe"
+    )
 
 
 def stores_by_position(up: Upstream) -> bool:
@@ -319,6 +322,7 @@ FIX = Fix(
     hazard="H8",
     title="Blocks are offered for reuse when they have been computed, and not before",
     upstream=("T#12673",),
+    only_for="V1",
     triggers=(BINDINGS, RESOURCE_MANAGER, LLM_REQUEST),
     probe=probe,
     replacements=replacements,

@@ -194,6 +194,7 @@ FIX = Fix(
     hazard="H4",
     title="Threads that pin blocks take turns with the executor, by one lock around the bound manager",
     upstream=("T#15018", "T#16913"),
+    only_for="V1",
     triggers=(BINDINGS, ALGORITHMS),
     probe=probe,
     replacements=replacements,

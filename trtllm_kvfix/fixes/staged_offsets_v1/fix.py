@@ -258,6 +258,7 @@ FIX = Fix(
     hazard="H1",
     title="Block offsets of the V1 manager are shipped from a snapshot, not from the live table",
     upstream=("T#15546",),
+    only_for="V1",
     triggers=(RESOURCE_MANAGER, *ATTENTION_PLACES),
     probe=probe,
     replacements=replacements,

@@ -558,6 +558,7 @@ FIX = Fix(
     hazard="H2",
     title=f"Block offsets of the V2 manager: each call has rows and copy index of its own, {TABLE} is read at the call",
     upstream=("T#15607", "T#16088", "T#14128"),
+    only_for="V2",
     triggers=(RESOURCE_MANAGER, *V2_PLACES),
     probe=probe,
     replacements=replacements,

@@ -504,6 +504,7 @@ FIX = Fix(
     hazard="H3",
     title="After admission a batch holds at most max_num_tokens: chunks end earlier, or requests wait one iteration",
     upstream=("T#13318", "T#15187"),
+    only_for="V1",
     triggers=(RESOURCE_MANAGER, PY_EXECUTOR, LLM_REQUEST, *CONNECTOR_PLACES),
     probe=probe,
     replacements=replacements,

@@ -7,8 +7,7 @@ HAZARD = Hazard(
     what="the V1 manager's pinned table of block offsets is refilled while it is read",
     symptoms={
         "staged-offsets-v1": (
-            "garbled text, or words of another user's answer, under load; a slower run, such as one in a "
-            "debugger, hides it"
+            "garbled text, gibberish, or words of another user's answer, under load; it may vanish under a debugger"
         ),
     },
     scene=Scene(

@@ -7,9 +7,10 @@ HAZARD = Hazard(
     what="cached prefixes that a batch counts on are evicted while it is admitted",
     symptoms={
         "token-budget": (
-            "assertion `total_num_tokens` > `max_num_tokens`; then `/health` answers 200 while the executor is dead"
+            "`total_num_tokens ... should be less than or equal to max_num_tokens`; then `/health` answers 200 "
+            "while the executor is dead"
         ),
-        "batched-admission": "fewer cache hits than expected when many requests arrive at once",
+        "batched-admission": "a low KV cache hit rate when many requests arrive at once",
     },
     not_on={
         "device": "books alone, which no device reads: `replay --compare` counts the tokens",

@@ -7,7 +7,8 @@ HAZARD = Hazard(
     what="other pinned buffers are refilled while they are read",
     symptoms={
         "input-copy-fence": (
-            "illegal memory access with block reuse, or wrong tokens or positions, with the overlap scheduler"
+            "`an illegal memory access was encountered` with block reuse, or wrong tokens or positions, with the "
+            "overlap scheduler"
         ),
     },
     scene=Scene(

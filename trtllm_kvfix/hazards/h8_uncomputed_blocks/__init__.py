@@ -6,7 +6,7 @@ HAZARD = Hazard(
     id="H8",
     what="blocks that nobody computed are offered for reuse",
     symptoms={
-        "computed-blocks": "wrong answers to prompts that begin like a cancelled one",
+        "computed-blocks": "wrong answers to prompts that share a prefix with a cancelled request",
     },
     scene=Scene(
         "computed-blocks",

@@ -6,7 +6,7 @@ HAZARD = Hazard(
     id="H9",
     what="tables that a CUDA graph reads at replay are refilled while it is queued",
     symptoms={
-        "graph-inputs": "an answer with another user's LoRA adapter, with routed experts and CUDA graphs",
+        "graph-inputs": "an answer with another user's LoRA adapter, with routed experts (MoE) and CUDA graphs",
     },
     scene=Scene(
         "graph-inputs",

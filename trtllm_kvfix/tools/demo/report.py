@@ -86,8 +86,8 @@ class DemoReport(JsonModel):
 
 
 SHOWN = 4  # answers of a scene: a page shows all
-LETTERS = 29  # of an answer, in a narrow terminal
-PICTURE_COLUMNS, PICTURE_LETTERS = 108, 48
+LETTERS = 26  # of an answer, in a narrow terminal
+PICTURE_COLUMNS, PICTURE_LETTERS = 108, 40
 
 
 class Printer:
@@ -98,7 +98,7 @@ class Printer:
         self._letters = letters
 
     def begin(self, device: str, scenes: int) -> None:
-        self._say(f"{device}: {scenes} chat{'s' * (scenes > 1)}, each without one fix and with all", "bold")
+        self._say(f"{device}: {number_of(scenes, 'chat')}, each played twice: without one fix, and with all", "bold")
 
     def scene(self, scene: SceneOutcome) -> None:
         self._say("")
@@ -132,18 +132,27 @@ def picture(report: DemoReport) -> str:
 
 def _table(scene: SceneOutcome, letters: int) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("user", "should read", "reads without the fix", "with it"):
+    for heading in ("user: prompt\n  should read", "\nreads without the fix", "\nwhose text", "\nwith it"):
         table.add_column(heading, no_wrap=True)
     fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
     for answer in chosen(scene):
         with_it = fixed[answer.user, answer.turn]
+        prompt = short(f"{answer.user}: {answer.asked.strip()} …", letters + 2)
         table.add_row(
-            Text(answer.user),
-            Text(short(answer.expected, letters)),
-            Text(short(answer.read, letters), style="green" if answer.right else "red"),
-            Text("right", style="green") if with_it.right else Text(short(with_it.read, letters), style="bold red"),
+            Text(f"{prompt}\n  {short(answer.expected, letters)}"),
+            Text(f"\n{short(answer.read, letters)}", style="green" if answer.right else "red"),
+            Text(f"\n{whose_text(answer)}"),
+            Text("\nright", style="green") if with_it.right else Text(f"\n{short(with_it.read, letters)}", "bold red"),
         )
     return table
+
+
+def whose_text(answer: AnswerRead) -> str:
+    if answer.from_whom is not None:
+        return f"{answer.from_whom}'s"
+    if answer.in_another_voice:
+        return "other voice"
+    return f"{answer.user}'s" if answer.right else "nobody's"
 
 
 def chosen(scene: SceneOutcome) -> list[AnswerRead]:
@@ -178,11 +187,11 @@ def summary(scene: SceneOutcome) -> str:
 def notes(report: DemoReport) -> Iterator[str]:
     if report.simulated:
         yield (
-            "The device is simulated: numpy computes, and streams, copies and events keep CUDA's promises and no "
-            "others. It shows the order of operations, not speed."
+            "The device is simulated: numpy computes, and streams, copies and events guarantee only what CUDA "
+            "guarantees. It shows the order of operations, not speed."
         )
     yield (
-        "The order is chosen: the device begins a step's copies when the host waits for them, as a busy one may. A "
+        "We delay each copy as long as CUDA allows, as a busy device may. A "
         "control is this package's engine with the named protection taken out, driven as upstream drives it; it is not "
         "TensorRT-LLM."
     )

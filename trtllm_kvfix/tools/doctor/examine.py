@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,17 @@ from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.settings import ENV_ENABLED, Settings, environment
+from trtllm_kvfix.tools.doctor import server_manager
+from trtllm_kvfix.tools.doctor.findings import HOLDS, Lack
+from trtllm_kvfix.tools.doctor.server_manager import ServerManager
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
 
 HOOKED = ("persistent", "run")
-HOLDS = "holds"
 
 
-def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
-    """Plain values; `problems` are reasons for `doctor` to exit with 1. Imports TensorRT-LLM where there is one."""
+def examine(settings: Settings, registry: Registry, command: Sequence[str] = ()) -> dict[str, Any]:
+    """Plain values; `problems` are reasons for `doctor` to exit with 1. Imports TensorRT-LLM where there is one.
+    `command` starts the server."""
     trials = tried(registry.fixes)
     report: dict[str, Any] = {
         "installed": exists(PACKAGE),
@@ -44,7 +46,9 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         "release": release(releases.distribution_version(PACKAGE)),
         "variant": None,
         "hook": hook_state(settings),
+        "manager": None,  # of the server
         "fixes": [],
+        "lacking": [],  # the problems that are about fixes
         "buffers": [],
         "self_tests": trials,
         "switched_off": [],
@@ -64,15 +68,18 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         package = sys.modules[PACKAGE]
         upstream = Upstream(may_import=True)
         statuses = registry.probe(settings, upstream).fixes
+    place = getattr(package, "__path__", [package.__file__])[0]
+    manager = server_manager.of_server(Path(place), command)
     report["variant"] = upstream.variant()
-    report["fixes"] = described_fixes(registry.fixes, statuses, report["hook"])
+    report["manager"] = manager.as_dict()
+    report["fixes"] = described_fixes(registry.fixes, statuses, report["hook"], manager, forced=settings.force)
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
-    report["switched_off"] = switched_off(statuses, report["hook"])
-    report["problems"] += problems(statuses, report["hook"], forced=settings.force)
+    matter = mattering(registry.fixes, statuses, manager)
+    report["switched_off"] = switched_off(matter, report["hook"])
+    report["lacking"] = problems(matter, report["hook"], forced=settings.force)
+    report["problems"] += report["lacking"]
     if not exists(RESOURCE_MANAGER):
-        report["problems"] += nothing_to_judge(
-            getattr(package, "__path__", [package.__file__])[0], "installation", statuses
-        )
+        report["problems"] += nothing_to_judge(place, "installation", statuses)
     return report
 
 
@@ -87,12 +94,20 @@ def import_upstream() -> str:
     return ""
 
 
-def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> dict[str, Any]:
+def examine_source(
+    tree: SourceTree, settings: Settings, registry: Registry, command: Sequence[str] = ()
+) -> dict[str, Any]:
     """The same of a tree that is not imported. What a hook does here says nothing about where the tree will run."""
     for name in {name for fix in registry.fixes for name in fix.triggers}:
         tree.module(name)  # a file that cannot be read is reported, even if no probe reaches it
     statuses = registry.probe(settings, tree).fixes
     trials = tried(registry.fixes)
+    manager = server_manager.of_server(tree.package, command)
+    mattered = mattering(registry.fixes, statuses, manager)
+    lacking = [
+        *problems(mattered, "run", forced=settings.force),
+        *(f"fix {status.id} is needed: {status.reason}" for status in mattered if status.missing),
+    ]
     has_managers = tree.module(RESOURCE_MANAGER) is not None or RESOURCE_MANAGER in tree.unreadable
     return {
         "installed": True,
@@ -101,14 +116,15 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
         "variant": tree.variant(),
         "hook": "source",
         "self_tests": trials,
-        "fixes": described_fixes(registry.fixes, statuses, "source"),
+        "manager": manager.as_dict(),
+        "fixes": described_fixes(registry.fixes, statuses, "source", manager, forced=settings.force),
+        "lacking": lacking,
         "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
         "unreadable": tree.unreadable,
-        "switched_off": switched_off(statuses, "run"),
+        "switched_off": switched_off(mattered, "run"),
         "problems": [
             *unfit(trials, settings),
-            *problems(statuses, "run", forced=settings.force),
-            *(f"fix {status.id} is needed: {status.reason}" for status in statuses if status.missing),
+            *lacking,
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
             *([] if has_managers else nothing_to_judge(str(tree.package), "checkout", statuses)),
         ],
@@ -139,11 +155,31 @@ def hook_state(settings: Settings) -> str:
     return "persistent" if hook_file().exists() else "none"
 
 
-def described_fixes(fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str) -> list[dict[str, Any]]:
+def described_fixes(
+    fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str, manager: ServerManager, *, forced: bool
+) -> list[dict[str, Any]]:
     return [
-        status.as_dict() | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, hook)}
+        status.as_dict()
+        | {
+            "hazard": fix.hazard,
+            "upstream": list(fix.upstream),
+            "only_for": fix.only_for,
+            "matters": manager.needs(fix),
+            "lack": _lack_word(status, hook, forced=forced) if manager.needs(fix) else None,
+            "outlook": outlook(status, hook) if manager.needs(fix) else not_needed(status, manager),
+        }
         for fix, status in zip(fixes, statuses, strict=True)
     ]
+
+
+def mattering(fixes: Sequence[Fix], statuses: Sequence[FixStatus], manager: ServerManager) -> list[FixStatus]:
+    """Those that could change anything in a server with this manager."""
+    return [status for fix, status in zip(fixes, statuses, strict=True) if manager.needs(fix)]
+
+
+def not_needed(status: FixStatus, manager: ServerManager) -> str:
+    needed = status.answer is not None and status.answer.state in (State.NEEDED, State.UNKNOWN)
+    return f"not needed for {manager.name}" if needed else status.word
 
 
 def outlook(status: FixStatus, hook: str) -> str:
@@ -159,14 +195,6 @@ def outlook(status: FixStatus, hook: str) -> str:
     return "needed, will be applied" if hook in HOOKED else "needed, no hook is installed"
 
 
-class Lack(Enum):
-    """Why a server that is started from here would run without a fix that it needs, or may need."""
-
-    UNDECIDED = auto()  # the probe cannot tell whether the fix fits
-    SWITCHED_OFF = auto()  # by a setting: somebody has decided that
-    UNHOOKED = auto()
-
-
 def lack_of(status: FixStatus, hook: str, *, forced: bool) -> Lack | None:
     if hook != "off" and status.word == State.UNKNOWN.value:
         return None if forced and status.choice == "on" else Lack.UNDECIDED
@@ -175,6 +203,11 @@ def lack_of(status: FixStatus, hook: str, *, forced: bool) -> Lack | None:
     if status.choice == "off" or hook == "off":
         return Lack.SWITCHED_OFF
     return None if hook in HOOKED else Lack.UNHOOKED
+
+
+def _lack_word(status: FixStatus, hook: str, *, forced: bool) -> str | None:
+    lack = lack_of(status, hook, forced=forced)
+    return None if lack is None else lack.value
 
 
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
@@ -274,7 +307,7 @@ METHODS = ("copy_", "to", "cuda")
 KERNELS = ("copy_batch_block_offsets_to_device", "block_copy")
 LENDERS = {"get_copy_index": "copy_index"}
 ON_HOST = re.compile(r"host|pinned|_cpu$|^cpu_|copy_index")
-ON_DEVICE = re.compile(r"(_cuda|_device|_gpu|_d)$|^(cuda|device)_|_device_")
+ON_DEVICE = re.compile(r"(_cuda|_device|_gpu|_d)$|^(cuda|device|_precomputed)_|_device_")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def _not_needed(off: StepOutcome) -> str:
     if off.result == "skipped":
         return off.said
     if off.result == "unavailable":
-        return f"the fix is not needed here, and upstream alone was not seen: {off.said}"
+        return f"the fix is not needed here; not tested without it: {off.said}"
     return "no fix of ours knows this build" + (f", which alone: {off.said}" if off.said else "")
 
 

@@ -37,9 +37,10 @@ from trtllm_kvfix.written import check_folder, write
 def verify(
     device_name: str, names: tuple[str, ...], iterations: int, seed: int, as_json: bool, html_path: Path | None
 ) -> None:
-    """Reproduce each hazard in a control without the fix, and show that the fix holds, on this machine.
+    """Reproduce H1, H2, H5 and H9 in a control without the fix, and show that the fix holds, on this machine.
 
-    The command needs no TensorRT-LLM and no model, and loads none. Device `auto` is the first GPU, or else a simulated
+    The other hazards are shown by `selfcheck` and `demo`. This command needs no TensorRT-LLM and no model, and loads
+    none. Device `auto` is the first GPU, or else a simulated
     device, which shows the order of operations only. The exit code is 0 if every control corrupts and no fix does; 1 if
     a fix corrupts, a control stays clean or the device was not held; 2 on bad usage or if --html cannot be written; 130
     after Ctrl-C, with the cases that ran.

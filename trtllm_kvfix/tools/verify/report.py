@@ -20,8 +20,9 @@ from rich.text import Text
 
 from trtllm_kvfix.hazards.case import ControlKind
 from trtllm_kvfix.pages import filled, paragraphs
-from trtllm_kvfix.plurals import form, number_of
+from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.tools.json_model import JsonModel
+from trtllm_kvfix.tools.terminal import wrapped
 
 
 class Verdict(str, Enum):
@@ -140,15 +141,19 @@ STYLES = {
 
 
 def print_report(console: Console, report: VerifyReport) -> None:
-    console.print(
-        ", ".join(facts(report)),
-        style="bold",
-        markup=False,
-        highlight=False,
-    )
+    """What was proven comes first, then what it was seen in."""
+    for text in (conclusion(report), *complaints(report)):
+        say(console, text)
+    console.print()
+    say(console, ", ".join(facts(report)), style="bold")
     print_table(console, report)
-    for line in (*notes(report), *complaints(report), conclusion(report)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for text in notes(report):
+        say(console, text)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    for line in wrapped(text):
+        console.print(line, style=style, markup=False, highlight=False)
 
 
 def facts(report: VerifyReport) -> Iterator[str]:
@@ -246,7 +251,8 @@ def _proven(report: VerifyReport) -> str:
     if not proven:
         return f"Proven: nothing. {rest}"
     cases = f"{len(proven)} of {number_of(len(report.cases), 'case')}"
-    return f"Proven {where}: in {cases} the control corrupts every time and the fix never does. {rest}"
+    hazards = listed(dict.fromkeys(case.hazard for case in proven))
+    return f"Proven {where}: in {cases}, of {hazards}, the control corrupts every time and the fix never does. {rest}"
 
 
 # ---- a timeline ----

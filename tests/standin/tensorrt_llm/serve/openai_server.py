@@ -8,8 +8,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from typing import Any
 
+from .._standin import pauses
+from .._standin.tensors import tensors
 from .._torch.pyexecutor.llm_request import LlmRequest
 from .._torch.pyexecutor.py_executor_creator import create_py_executor
 
@@ -38,8 +41,9 @@ class OpenAIServer:
 
 def serve_until_told(args: Any, load: Sequence[list[int]], address: tuple[str, int]) -> None:
     """One rank, in this process. Each completion comes with others: `load` are the prompts that are served together."""
+    points = pauses.begin()
     executor = create_py_executor(args)
-    server = HttpServer(OpenAIServer(args.model, executor), load, address)
+    server = HttpServer(OpenAIServer(args.model, executor), load, address, points)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
     sys.stdout.write("serving\n")
     sys.stdout.flush()
@@ -51,9 +55,12 @@ def serve_until_told(args: Any, load: Sequence[list[int]], address: tuple[str, i
 class HttpServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, openai: OpenAIServer, load: Sequence[list[int]], address: tuple[str, int]) -> None:
+    def __init__(
+        self, openai: OpenAIServer, load: Sequence[list[int]], address: tuple[str, int], points: pauses.Points
+    ) -> None:
         super().__init__(address, _Handler)
         self.openai = openai
+        self._points = points
         self._load = load
         self._lock = threading.Lock()
         self._served = 0
@@ -63,7 +70,9 @@ class HttpServer(ThreadingHTTPServer):
         with self._lock:
             first, self._served = self._served, self._served + len(self._load)
         requests = [LlmRequest(first + number, prompt, max_tokens) for number, prompt in enumerate(self._load)]
-        responses = executor.await_responses(executor.enqueue_requests(requests), RESPONSE_S_MAX)
+        # Beside this package, for tests: the device is behind the host in each step, so that no race is left to chance.
+        with import_module("stall").Stall(self._points, tensors()):
+            responses = executor.await_responses(executor.enqueue_requests(requests), RESPONSE_S_MAX)
         return Response(200, {"choices": [{"text": f"{response.tokens}"} for response in responses or ()]})
 
     def corrupt(self) -> Response:
