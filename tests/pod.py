@@ -122,7 +122,8 @@ class Pod:
 
     def environment(self, ports: dict[str, int]) -> dict[str, str]:
         variables = {name: self._here(value, ports) for name, value in self.variables.items()}
-        found = environment(STANDIN, STANDIN_VARIANT=self._variant, TLLM_WORKER_USE_SINGLE_PROCESS="1")
+        chosen = {"STANDIN_VARIANT": self._variant, "STANDIN_STEP_PROLOGUE_TRIM": "1"}
+        found = environment(STANDIN, **chosen, TLLM_WORKER_USE_SINGLE_PROCESS="1")
         del found["TRTLLM_KVFIX_RUNTIME_DIR"]
         return found | variables | {"PATH": f"{self._bin}:{os.environ['PATH']}"}
 
