@@ -282,9 +282,9 @@ void TierIndex::check_claim(std::span<const TierSlot> slots, Part part) const {
             fits = dropped.insert(slots[i]).second;
         } else if (fits) {
             const TierParent parent = blocks_[slots[i]].parent;
-            fits = (i == 0 ? part == Part::end || is_tier_root(parent) || !is_filling(parent)
-                           : parent == slots[i - 1]) &&
-                   blocks_[slots[i]].children == (i + 1 == slots.size() ? 0U : 1U);
+            fits =
+                (i == 0 ? part == Part::end || is_tier_root(parent) || !is_filling(parent) : parent == slots[i - 1]) &&
+                blocks_[slots[i]].children == (i + 1 == slots.size() ? 0U : 1U);
         }
         if (!fits) {
             throw std::invalid_argument("slot " + std::to_string(slots[i]) + ", number " + std::to_string(i) +
