@@ -8,8 +8,9 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
+from trtllm_kvfix.offload import switches
 from trtllm_kvfix.offload.plan import StoreJob
-from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX
+from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX, PROBE_S_MAX
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
 from .ends import jobs
@@ -186,9 +187,76 @@ def test_a_lane_that_is_closed_has_failed_and_is_not_full(
     require_clean(bench)
 
 
-def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(switches, "monotonic", made)
+    return made
+
+
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_a_direction_that_is_given_up_comes_back_by_itself(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, clock: Clock, direction: str
 ) -> None:
+    bench, given_up = make_bench(), counters.offload_given_up.value
+    numbers = iter(range(10_000))
+    for marker in range(40):
+        serve(bench, next(numbers), prompt(marker))
+    with monkeypatch.context() as patch:
+        FAULTS["the mark is refused"](patch, bench, direction)
+        for number in range(FAILED_IN_A_ROW_MAX):
+            serve(bench, next(numbers), prompt(number if direction == "load" else 100 + number))
+        assert counters.offload_given_up.value == given_up + 1
+        errors, pauses = counters.offload_errors.value, []
+        for _ in range(4):
+            clock.now = began = clock.now + 0.001
+            while counters.offload_errors.value == errors:
+                clock.now += 0.5
+                serve(bench, next(numbers), prompt(7 if direction == "load" else 200))
+            errors = counters.offload_errors.value
+            pauses.append(clock.now - began)
+        assert pauses == sorted(pauses) and pauses[0] <= 1.5 and pauses[-1] >= 4, "each pause is longer"
+    clock.now += PROBE_S_MAX
+    serve(bench, next(numbers), prompt(7 if direction == "load" else 200))
+    assert counters.offload_given_up.value == given_up
+    assert [serve(bench, next(numbers), prompt(each)) for each in (3, 4)] == [20, 20]
+    require_clean(bench)
+
+
+def test_a_load_that_fails_is_no_hit(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench()
+    serve(bench, 1, prompt(1))
+    before = counters.offload_host_hit_tokens.value, counters.offload_host_hits.value
+    with monkeypatch.context() as patch:
+        FAULTS["the copy fails"](patch, bench, "load")
+        assert serve(bench, 2, prompt(1)) == 20, "promised"
+    heal(bench)
+    assert (counters.offload_host_hit_tokens.value, counters.offload_host_hits.value) == before
+    assert serve(bench, 3, prompt(1)) == 20
+    assert (counters.offload_host_hit_tokens.value, counters.offload_host_hits.value) == (before[0] + 20, before[1] + 1)
+    require_clean(bench)
+
+
+def test_an_idle_engine_shows_its_pool_as_it_is(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    serve(bench, 1, prompt(1))
+    bench.settle()
+    stats = bench.index.stats()
+    assert counters.offload_pool_busy_blocks.value == stats.owned == 0
+    assert counters.offload_pool_free_blocks.value == stats.free == stats.slots - 6
+
+
+def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: Clock
+) -> None:
+    del clock  # it stands still
     file = tmp_path / "switches.yaml"
     bench, given_up = make_bench(control_file=file), counters.offload_given_up.value
     with monkeypatch.context() as patch:

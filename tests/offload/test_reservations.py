@@ -261,9 +261,16 @@ def test_what_is_found_is_counted_once_however_often_upstream_asks(bench: Bench)
         bench.scheduler.release_prefix_reservation(request, number, 0, 20)
         bench.scheduler.request_reset(request)
     bench.scheduler.reserve_prefix(request, 0, NUMBER)
-    accepted(bench, request, 12)
-    after = counters.offload_prompt_tokens.value, counters.offload_host_hit_tokens.value
-    assert (after[0] - before[0], after[1] - before[1]) == (24, 12)
+    bind(bench, accepted(bench, request, 12))
+
+    def counted() -> tuple[float, float]:
+        after = counters.offload_prompt_tokens.value, counters.offload_host_hit_tokens.value
+        return after[0] - before[0], after[1] - before[1]
+
+    assert counted() == (24, 0), "a promise is no hit"
+    bench.worker.start_load_kv(bench.executor.stream)
+    assert end(bench) == [NUMBER]
+    assert counted() == (24, 12)
 
 
 def test_a_request_that_is_left_alone_is_counted_once(bench: Bench) -> None:

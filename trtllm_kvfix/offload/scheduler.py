@@ -64,7 +64,7 @@ class OffloadScheduler:
         if live is None:
             return 0, False
         tokens = live.load.tokens if live.load else 0
-        self.tally.looked_up(live.length, num_computed_tokens, tokens)
+        self.tally.looked_up(live.length, num_computed_tokens)
         return tokens, live.load is not None
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
@@ -115,7 +115,7 @@ class OffloadScheduler:
         load = live.load
         if not live.is_counted:
             live.is_counted = True
-            self.tally.looked_up(live.length, live.computed, load.tokens if load else 0)
+            self.tally.looked_up(live.length, live.computed)
         if load is not None and load.job is None and load.reservation is None:
             self._tell_load(live, load)
 
@@ -283,8 +283,11 @@ class OffloadScheduler:
         if notes != self._weights_noted:
             self._weights_noted = notes
             self._forget_weights()
-        for record, ended in self.ledger.take_ended_everywhere():
+        all_ended = self.ledger.take_ended_everywhere()
+        for record, ended in all_ended:
             self._end(record, ended)
+        if all_ended and self._index is not None:
+            self.tally.show(self._index)
 
     def _forget_weights(self) -> None:
         """The weights change. Nothing that was computed until now is found again, or becomes a part of what is."""
@@ -312,6 +315,9 @@ class OffloadScheduler:
         assert self._index is not None
         self._loads.end(job, load, ended, self._index)
         self.tally.loaded(len(job.slots), ended)
+        if job.slots and not ended.error:
+            come = (load.first + len(job.slots)) * self._tokens_per_block - load.position
+            self.tally.hit(min(come, load.tokens))
         self._directions.note_end("load", ended)
         live = self._live.get(job.request_id)
         if live is not None and live.load is load:

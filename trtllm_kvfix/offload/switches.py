@@ -10,8 +10,10 @@ a file all is on. Reading must not block, so the file must be small and flat. A 
 
 import os
 import stat
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import yaml
@@ -130,6 +132,33 @@ def checked(wanted: Any) -> dict[str, Any]:
 
 
 FAILED_IN_A_ROW_MAX = 32
+PROBE_S_MIN, PROBE_S_MAX = 1.0, 60.0  # until a direction that is given up is tried again
+
+
+@dataclass
+class Failures:
+    """Of one direction, in a row. After too many it is given up, and one transfer is tried now and then."""
+
+    count: int = 0
+    pause_s: float = PROBE_S_MIN
+    next_try_at: float = 0.0
+
+    @property
+    def are_too_many(self) -> bool:
+        return self.count >= FAILED_IN_A_ROW_MAX
+
+    def add(self, now: float) -> None:
+        self.count += 1
+        if self.count == FAILED_IN_A_ROW_MAX:
+            self.next_try_at = now + self.pause_s
+
+    def allow(self, now: float) -> bool:
+        if self.are_too_many and now < self.next_try_at:
+            return False
+        if self.are_too_many:
+            self.pause_s = min(2 * self.pause_s, PROBE_S_MAX)
+            self.next_try_at = now + self.pause_s
+        return True
 
 
 class Directions:
@@ -137,23 +166,30 @@ class Directions:
 
     def __init__(self, switches: Switches, weights: Weights) -> None:
         self._switches, self._weights = switches, weights
-        self._failed_in_a_row = {"store": 0, "load": 0}
+        self._failures = {"store": Failures(), "load": Failures()}
 
     def work(self, direction: str) -> bool:
         wanted = self._switches.store if direction == "store" else self._switches.load
-        return wanted and not self._weights.are_changing and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
+        return wanted and not self._weights.are_changing and self._failures[direction].allow(monotonic())
 
     def begin_again(self) -> None:
-        self._failed_in_a_row = {"store": 0, "load": 0}
+        self._failures = {"store": Failures(), "load": Failures()}
         counters.offload_given_up.put(0)
 
     def note_end(self, direction: str, ended: Ended) -> None:
+        failures = self._failures[direction]
         if not ended.error:
-            self._failed_in_a_row[direction] = 0
+            if failures.are_too_many:
+                counters.offload_given_up.add(-1)
+                log.warning("%ss go on, since one has succeeded", direction)
+            self._failures[direction] = Failures()
             return
         if ended.no_room or ended.bad_slots:
             return  # says nothing of the next one
-        self._failed_in_a_row[direction] += 1
-        if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
+        failures.add(monotonic())
+        if failures.count == FAILED_IN_A_ROW_MAX:
             counters.offload_given_up.add()
-            log.error("no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error)
+            log.error(
+                "no more %ss: %d failed in a row, the last with: %s. One is tried now and then",
+                direction, FAILED_IN_A_ROW_MAX, ended.error,
+            )  # fmt: skip

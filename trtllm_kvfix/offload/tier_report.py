@@ -93,14 +93,18 @@ class Tally:
         self._prompt = self._device = self._host = 0  # tokens, since the last line of the log
         self._stored = self._loaded = self._errors = 0  # blocks, transfers
 
-    def looked_up(self, prompt: int, device: int, host: int) -> None:
+    def looked_up(self, prompt: int, device: int) -> None:
         self._prompt += prompt
         self._device += device
-        self._host += host
         counters.offload_prompt_tokens.add(prompt)
         counters.offload_device_hit_tokens.add(device)
-        counters.offload_host_hit_tokens.add(host)
-        counters.offload_host_hits.add(1 if host else 0)
+
+    def hit(self, tokens: int) -> None:
+        """So many tokens of a prompt have come. A promise is none: a load may fail, or bring less."""
+        if tokens > 0:
+            self._host += tokens
+            counters.offload_host_hit_tokens.add(tokens)
+            counters.offload_host_hits.add()
 
     def opaque(self, request_id: int) -> None:
         self._opaque += 1
@@ -137,14 +141,17 @@ class Tally:
     def declined(self, blocks: int) -> None:
         counters.offload_declined_blocks.add(blocks)
 
+    def show(self, index: TierIndex) -> None:
+        stats = index.stats()
+        counters.offload_pool_blocks.put(stats.slots)
+        counters.offload_pool_free_blocks.put(stats.free)
+        counters.offload_pool_busy_blocks.put(stats.owned)
+        counters.offload_evicted_blocks.put(stats.evicted)
+
     def finished(self, index: TierIndex | None) -> None:
         self._finished += 1
         if index is not None:
-            stats = index.stats()
-            counters.offload_pool_blocks.put(stats.slots)
-            counters.offload_pool_free_blocks.put(stats.free)
-            counters.offload_pool_busy_blocks.put(stats.owned)
-            counters.offload_evicted_blocks.put(stats.evicted)
+            self.show(index)
         if self._log_every_requests and self._finished % self._log_every_requests == 0:
             self._tell(index)
 
