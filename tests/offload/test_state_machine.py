@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
-from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.plan import Ended, RankReport
 from trtllm_kvfix.ranks import PartResult
 
 from .conftest import BLOCK_BYTES, Bench
@@ -49,16 +49,18 @@ class Follower:
 
     def __init__(self) -> None:
         self.is_late = False
+        self.was_late = 0
         self._ended: list[Ended] = []
 
     def gather(self, value: Any) -> list[Any]:
-        if not (isinstance(value, PartResult) and isinstance(value.value, list)):
+        if not (isinstance(value, PartResult) and isinstance(value.value, RankReport)):
             return [value, value]
-        self._ended += value.value
+        self._ended += value.value.ended
         if self.is_late:
-            return [value, PartResult([])]
+            self.was_late += 1
+            return [value, PartResult(RankReport([], ()))]
         ended, self._ended = self._ended, []
-        return [value, PartResult(ended)]
+        return [value, PartResult(RankReport(ended, ()))]
 
 
 class ConnectorMachine(RuleBasedStateMachine):
@@ -232,6 +234,19 @@ class ConnectorMachine(RuleBasedStateMachine):
         assert len(self.bench.scheduler.side._sources) == 0
         self.bench.close()
         assert counters.offload_pinned_bytes.value == 0
+
+
+def test_the_other_rank_is_late_when_it_is_said_to_be() -> None:
+    """Or the machine would show nothing of ranks that end their transfers at different times."""
+    state = ConnectorMachine()
+    state.start(chunk=1 << 20, seed=1, past=[[1] * 4 + [0]])
+    state.follow(is_late=True)
+    state.arrive(new_tokens=5, prompt=[2] * 4 + [1, 0, 1], salt=None)
+    for _ in range(6):
+        state.steps(count=1)
+        state.let_it_go()
+    assert state.follower.was_late > 0 and state.follower._ended, "and has ends that it has not told"
+    state.teardown()
 
 
 TestConnector = ConnectorMachine.TestCase

@@ -85,7 +85,7 @@ def test_errors_are_shown_as_they_are_brackets_and_all(tmp_path: Path, monkeypat
     monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
     error = "[/dev/shm]: [red]full[/red]"
     attest.write(tmp_path, replace(attestation(), faults={"token-budget": 1}, first_errors={"token-budget": error}))
-    TierReport(folder=tmp_path).failed(error)
+    TierReport(folder=tmp_path).failed([error])
     assert " ".join(status().split()).count(error) == 2
 
 
@@ -100,7 +100,7 @@ def test_without_a_host_tier_there_is_nothing_to_say_of_one(tmp_path: Path, monk
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o777)
     report = TierReport(folder=tmp_path)
-    report.failed("one")
-    report.failed("two")
+    report.failed(["one", "two"])
+    report.failed([])
     assert len([line for line in caplog.messages if "will not know" in line]) == 1
     assert (report.transfers_failed, report.first_error) == (2, "one")

@@ -150,6 +150,8 @@ class Ledger:
         out = self.planned(request_id, kind)
         for record in out:
             del self._next[record.number]
+            if record.number in self._outdated:
+                self._outdated.remove(record.number)
             self._apply(record)
         return out
 

@@ -137,7 +137,8 @@ PROBE_S_MIN, PROBE_S_MAX = 1.0, 60.0  # until a direction that is given up is tr
 
 @dataclass
 class Failures:
-    """Of one direction, in a row. After too many it is given up, and one transfer is tried now and then."""
+    """Of one direction, in a row. After too many it is given up until a pause is over, and if a transfer fails then,
+    until one of twice the length is."""
 
     count: int = 0
     pause_s: float = PROBE_S_MIN
@@ -149,16 +150,12 @@ class Failures:
 
     def add(self, now: float) -> None:
         self.count += 1
-        if self.count == FAILED_IN_A_ROW_MAX:
+        if self.are_too_many and now >= self.next_try_at:  # else it was begun together with another one
             self.next_try_at = now + self.pause_s
+            self.pause_s = min(2 * self.pause_s, PROBE_S_MAX)
 
     def allow(self, now: float) -> bool:
-        if self.are_too_many and now < self.next_try_at:
-            return False
-        if self.are_too_many:
-            self.pause_s = min(2 * self.pause_s, PROBE_S_MAX)
-            self.next_try_at = now + self.pause_s
-        return True
+        return not self.are_too_many or now >= self.next_try_at
 
 
 class Directions:

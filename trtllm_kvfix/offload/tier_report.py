@@ -1,5 +1,6 @@
 """What the host tier reports: each rank's file for `trtllm-kvfix status`, and numbers for the metrics and the log."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,13 @@ class TierReport:
             self.remote = text
             self._write()
 
-    def failed(self, error: str) -> None:
-        """Note that a transfer failed on this rank. All ranks together decide what becomes of it."""
-        self.transfers_failed += 1
-        self.first_error = self.first_error or error
-        counters.offload_rank_errors.add()
+    def failed(self, errors: Sequence[str]) -> None:
+        """Note that transfers failed on this rank. All ranks together decide what becomes of them."""
+        if not errors:
+            return
+        self.transfers_failed += len(errors)
+        self.first_error = self.first_error or errors[0]
+        counters.offload_rank_errors.add(len(errors))
         self._write()
 
     def _write(self) -> None:

@@ -155,8 +155,7 @@ class Transfers:
                 self._ledger.end_here(Ended(one.job, one.error) if one.error else self._checked(one.job))
         self._refuse_stuck()
         ended = self._ledger.take_ended_here()
-        for error in [job.error for job in ended if job.error and not job.no_room]:
-            self._report.failed(error)
+        self._report.failed([job.error for job in ended if job.error and not job.no_room])
         self._show()
         return ended
 

@@ -156,11 +156,14 @@ class OffloadWorker:
 
     def end_transfers(self, request_id: int) -> None:
         """Called on every rank before upstream gives away a request's blocks. Its load is no longer reported."""
-        self._link.load_not_awaited(request_id)
-        together(self._ranks, lambda: self.end_transfers_here(request_id))
+        together(self._ranks, lambda: self._end_transfers(request_id))
         self._loading.pop(request_id, None)
         for record in self._ledger.transfers_of(request_id):
             record.is_awaited = False
+
+    def _end_transfers(self, request_id: int) -> None:
+        self._link.load_not_awaited(request_id)
+        self.end_transfers_here(request_id)
 
     def end_transfers_here(self, request_id: int) -> None:
         """Wait for what has begun; nothing else begins."""

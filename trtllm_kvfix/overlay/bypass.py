@@ -124,7 +124,10 @@ def _tell() -> None:
     log.show()
     try:
         rank, size = rank_and_size()
-        log.warning("rank %d of %d runs WITHOUT the fixes: they are switched off (%s)", rank, size, ENV_ENABLED)
+        log.warning(
+            "rank %d of %d runs WITHOUT the fixes: they are switched off (%s or kvfix.enabled is false)",
+            rank, size, ENV_ENABLED,
+        )  # fmt: skip
         settings = right_ones()
     except Exception as error:
         log.warning("nobody will hear that the fixes are switched off: %s", described(error))

@@ -27,7 +27,7 @@ class PorterDouble:
         self.is_up, self.text, self.error = True, "here", None
         self.asked: deque[Message] = deque()
         self.answered: deque[tuple[Message, Outcomes]] = deque()
-        self.holds_gets = self.holds_puts = False
+        self.holds_gets = self.holds_puts = self.fails_gets = False
         self.bad: set[Key] = set()  # what comes of these is not what was put
         self.looks = 0
         self.on_look: Callable[[], None] = lambda: None
@@ -47,6 +47,9 @@ class PorterDouble:
         """It is the test that ends it."""
 
     def take_answered(self) -> list[tuple[Message, Outcomes]]:
+        for message in list(self.asked):
+            if self.fails_gets and isinstance(message, Get):
+                self.answer(message, "there is no store now")
         for message in [] if self.holds_gets and self.holds_puts else list(self.asked):
             if not (self.holds_gets if isinstance(message, Get) else self.holds_puts):
                 self.answer(message)

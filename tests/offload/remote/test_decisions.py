@@ -9,7 +9,8 @@ import pytest
 from tests.offload.conftest import Bench
 from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.plan import PutJob
+from trtllm_kvfix.offload import switches
+from trtllm_kvfix.offload.plan import Ended, PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.messages import Put
 from trtllm_kvfix.overlay import fuse
@@ -239,6 +240,68 @@ def test_a_fetch_whose_slots_were_dropped_meanwhile_takes_nothing_of_others(
     settle(bench)
     assert fetching.state is State.GONE and bench.executor.corrupt == []
     assert served(bench, 3, [*PROMPT[:24], 9, 9]) == 24
+
+
+@pytest.mark.parametrize("condemned", [False, True])
+def test_a_load_has_no_gap_behind_a_block_that_was_found_bad(make_remote: MakeRemote, condemned: bool) -> None:
+    """Block 4 of the host tier is bad, so those before it are loaded and those behind all that is there are fetched.
+    Meanwhile the tier is emptied, and somebody else stores the whole prompt."""
+    stored(make_remote)
+    bench = make_remote()
+    served(bench, 1, PROMPT[:33])
+    settle(bench)
+    sequence = bench.index.open()
+    bench.index.extend(sequence, PROMPT[:32])
+    if condemned:
+        bad = bench.index.pin(sequence, 4, 5)
+        bench.index.condemn(bad)
+        bench.index.unpin(bad)
+    bench.index.close(sequence)
+    porter = porter_of(bench)
+    porter.holds_gets = True
+    waits = submitted(bench, 2)
+    steps(bench, 3)
+    bench.index.drop()
+    porter.is_up = False
+    other = submitted(bench, 3)
+    steps(bench, 60)
+    assert other.state is State.GONE
+    porter.holds_gets, porter.is_up = False, True
+    bench.executor.run()
+    assert waits.state is State.GONE and bench.executor.corrupt == []
+    settle(bench)
+
+
+def test_loads_that_were_given_up_come_back_by_a_fetch_too(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefix is in the store alone, and many requests have nothing to load."""
+    stored(make_remote)
+    bench, now = make_remote(), [1000.0]
+    monkeypatch.setattr(switches, "monotonic", lambda: now[0])
+    directions = bench.scheduler.side._directions
+    for _ in range(switches.FAILED_IN_A_ROW_MAX):
+        directions.note_end("load", Ended(1, "broken"))
+    assert served(bench, 1) == 0
+    now[0] += switches.PROBE_S_MIN
+    for number in range(2, 6):
+        assert served(bench, number, list(range(7000 * number, 7000 * number + 12))) == 0
+    bench.index.drop()
+    assert served(bench, 7) == BEHIND
+    assert directions.work("load")
+    settle(bench)
+
+
+def test_a_store_that_fails_at_each_fetch_is_left_alone_for_a_while(make_remote: MakeRemote) -> None:
+    stored(make_remote)
+    bench = make_remote()
+    porter = porter_of(bench)
+    porter.fails_gets = True
+    for number in range(1, 12):
+        assert bench.executor.corrupt == []
+        served(bench, number)
+        bench.index.drop()
+    assert porter.looks == remote_scheduler.FAILURES_MIN
 
 
 def test_digests_are_those_of_what_a_fetch_has_brought(make_remote: MakeRemote) -> None:

@@ -171,6 +171,13 @@ def test_without_a_store_nothing_is_sent_that_way(side: RemoteScheduler, store: 
 @pytest.mark.parametrize("slots", [1, 2, 7, 8, 100])
 def test_both_parts_of_a_pool_are_the_pool(slots: int) -> None:
     staging = Staging(slots)
-    taken = staging.take(slots)
+    taken = staging.take(slots, slots)
     assert sorted([*range(staging.first), *taken]) == list(range(slots))
-    assert staging.first >= 1 and staging.take(1) == ()
+    assert staging.first >= 1 and staging.take(1, 1) == ()
+
+
+def test_answers_leave_half_of_what_is_staged_to_prompts() -> None:
+    staging = Staging(80)
+    assert sum(len(staging.take(1, 0)) for _ in range(10)) == 5
+    assert len(staging.take(10, 2)) == 2
+    assert len(staging.take(10, 10)) == 3

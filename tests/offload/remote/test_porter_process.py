@@ -32,6 +32,7 @@ class DictStore:
         self.fails_for: set[str] = set()
         self.nice: dict[str, int] = {}  # of the thread that called
         self.calls: list[tuple[str, int]] = []  # with so many objects
+        self.changed = threading.Condition()
 
     def register(self, address: int, nbytes: int) -> None:
         """All memory is."""
@@ -56,8 +57,10 @@ class DictStore:
         return [Outcome.WHOLE if name in self.objects else Outcome.MISSING for name in names]
 
     def remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self.objects[name]
+        with self.changed:
+            for name in names:
+                del self.objects[name]
+            self.changed.notify_all()
 
     def _note(self, call: str, objects: int) -> None:
         self.calls.append((call, objects))
@@ -100,6 +103,11 @@ class Bench:
         assert isinstance(reply, Outcomes)
         return reply
 
+    def removed(self, name: str) -> None:
+        """Waits until it is: nobody else does."""
+        with self.store.changed:
+            assert self.store.changed.wait_for(lambda: name not in self.store.objects, 20)
+
     def close(self) -> None:
         self._connection.close()
         self._thread.join()
@@ -135,13 +143,16 @@ def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missin
         whole = bench.store.objects[second]
         bench.store.objects[second] = flipped(whole, at)
         assert bench.answer(Get(2, KEYS, THERE)) == (Outcome.WHOLE, Outcome.BAD, Outcome.WHOLE, Outcome.WHOLE)
+        bench.removed(second)
         bench.store.objects[second] = whole
     bench.store.objects[first] = bench.store.objects[second]
     del bench.store.objects[third]
     assert bench.answer(Get(3, KEYS, THERE)) == (Outcome.BAD, Outcome.WHOLE, Outcome.MISSING, Outcome.WHOLE)
+    bench.removed(first)
     bench.store.objects[fourth] = flipped(bench.store.objects[fourth], 7)
     # What was bad is gone: nobody could use it, and nobody could have put it anew.
     assert bench.answer(Get(4, KEYS, THERE)) == (Outcome.MISSING, Outcome.WHOLE, Outcome.MISSING, Outcome.BAD)
+    bench.removed(fourth)
     assert set(bench.store.objects) == {second}
     assert bench.answer(Put(5, KEYS, HERE)) == bench.answer(Get(6, KEYS, THERE)) == WHOLE
 
@@ -154,6 +165,84 @@ def test_a_store_that_removes_nothing_leaves_the_answer_as_it_is(bench: Bench, m
     bench.store.objects = {name: flipped(content, 3) for name, content in bench.store.objects.items()}
     monkeypatch.setattr(bench.store, "remove", fails)
     assert bench.answer(Get(2, KEYS, THERE)) == (Outcome.BAD,) * 4
+
+
+class Flaky(DictStore):
+    """What comes first is wrong, or late, and what comes then is right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[list[Outcome]] = []
+
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        came = super().get(names, addresses, nbytes)
+        if not self.outcomes:
+            return came
+        for address in addresses:
+            ctypes.memset(address, 0xA5, 16)
+        return self.outcomes.pop(0)
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(f"{__name__}.DictStore", Flaky)
+    with closing(Bench()) as made:
+        made.answer(Put(1, KEYS, HERE))
+        yield made
+
+
+def test_what_went_wrong_on_its_way_is_read_again_and_stays(flaky: Bench) -> None:
+    store = flaky.store
+    assert isinstance(store, Flaky)
+    store.outcomes = [[Outcome.WHOLE] * 4]
+    assert flaky.answer(Get(2, KEYS, THERE)) == WHOLE
+    assert len(store.objects) == 4 and np.array_equal(flaky.slots[list(HERE)], flaky.slots[list(THERE)])
+
+
+def test_what_came_behind_its_lease_is_whole_or_missing_and_never_removed(flaky: Bench) -> None:
+    store = flaky.store
+    assert isinstance(store, Flaky)
+    store.outcomes = [[Outcome.LATE] * 4]
+    assert flaky.answer(Get(2, KEYS, THERE)) == (Outcome.MISSING,) * 4
+    assert len(store.objects) == 4
+
+
+def test_a_porter_that_finds_much_to_be_bad_removes_no_more(flaky: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(porter_process, "REMOVED_MAX", 3)
+    store = flaky.store
+    assert isinstance(store, Flaky)
+    for number in range(2, 6):
+        store.outcomes = [[Outcome.WHOLE] * 4, [Outcome.WHOLE] * 4]
+        flaky.answer(Get(number, KEYS, THERE))
+    with store.changed:
+        assert store.changed.wait_for(lambda: len(store.objects) <= 1, 20)
+    assert len(store.objects) == 1
+
+
+def test_a_check_keeps_no_thread_from_those_that_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetches wait for the store, and a put goes on."""
+    monkeypatch.setattr(f"{__name__}.DictStore", HeldGets)
+    with closing(Bench()) as bench:
+        store = bench.store
+        assert isinstance(store, HeldGets)
+        assert bench.answer(Put(1, KEYS, HERE)) == WHOLE
+        for number in range(10, 20):
+            bench.send(Get(number, KEYS, THERE))
+        assert store.held.wait(20)
+        assert bench.answer(Put(2, KEYS, HERE)) == WHOLE
+        store.let_go.set()
+        assert {bench.next_answer().number for _ in range(10)} == set(range(10, 20))
+
+
+class HeldGets(DictStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.let_go = threading.Event(), threading.Event()
+
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        self.held.set()
+        assert self.let_go.wait(20)
+        return super().get(names, addresses, nbytes)
 
 
 def test_each_call_of_the_store_shows_that_the_process_moves_on(bench: Bench) -> None:

@@ -8,7 +8,15 @@ import pytest
 
 from trtllm_kvfix.offload.remote import porter_process as module
 from trtllm_kvfix.offload.remote.messages import Outcome
-from trtllm_kvfix.offload.remote.porter_process import LEASE_OVER, NO_SPACE, NOT_FOUND, MooncakeStore, Store, StoreError
+from trtllm_kvfix.offload.remote.porter_process import (
+    LEASE_OVER,
+    NO_SPACE,
+    NOT_FOUND,
+    OTHER_SIZE,
+    MooncakeStore,
+    Store,
+    StoreError,
+)
 
 NAMES = ["a", "b", "c"]
 ADDRESSES, NBYTES = [16, 32, 48], 10
@@ -45,7 +53,13 @@ def test_codes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_came_after_its_lease_is_for_the_seal_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_that_answers(monkeypatch, batch_get_into=[LEASE_OVER] * 3)
-    assert store.get(NAMES, ADDRESSES, NBYTES) == [Outcome.WHOLE] * 3
+    assert store.get(NAMES, ADDRESSES, NBYTES) == [Outcome.LATE] * 3
+
+
+def test_an_object_of_another_size_is_bad_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller one has come, and of a larger one nothing was moved."""
+    store = store_that_answers(monkeypatch, batch_get_into=[NBYTES - 1, OTHER_SIZE, -1])
+    assert store.get(NAMES, ADDRESSES, NBYTES) == [Outcome.BAD, Outcome.BAD, Outcome.FAILED]
 
 
 @pytest.mark.parametrize("call", CALLS)

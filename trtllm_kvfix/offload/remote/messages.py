@@ -52,6 +52,7 @@ class Outcome(IntEnum):
     FULL = 2  # the store has no room for it
     BAD = 3  # what came is not what was put
     FAILED = 4  # the store says so. Of a get: it may write the slot later
+    LATE = 5  # it came when the store might have given its place to another one: its seal says whether it is whole
 
 
 class Outcomes(NamedTuple):

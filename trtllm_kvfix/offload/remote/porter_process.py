@@ -106,8 +106,10 @@ class MooncakeStore:
 
 
 def outcome_of(code: int, nbytes: int) -> Outcome:
-    if code in (nbytes, LEASE_OVER):
+    if code == nbytes:
         return Outcome.WHOLE
+    if code == LEASE_OVER:
+        return Outcome.LATE
     if code == NOT_FOUND:
         return Outcome.MISSING
     return Outcome.BAD if code >= 0 or code == OTHER_SIZE else Outcome.FAILED
@@ -169,6 +171,7 @@ NICER = 3
 # is to begin. Where nothing else is to be done, as after the last call, idle cores share them.
 SEALERS, SEALERS_NICER = 4, NICER + 1
 NICE_MAX = 19  # the system's
+REMOVED_MAX = 256  # objects, by one porter
 
 
 class EnginePool:
@@ -202,6 +205,8 @@ class PorterProcess:
         self._looks = ThreadPoolExecutor(max_workers=1)
         self._gets = threads(1, nicer_by=NICER)
         self._checksums = threads(SEALERS, nicer_by=SEALERS_NICER)
+        self._removals = threads(1, nicer_by=NICER)  # nobody waits for them
+        self._removed = 0  # about: checks add to it in several threads
         self._puts = PutQueue(self._blocks_at_once, self._seal, self._put)
 
     def run(self) -> None:
@@ -220,9 +225,7 @@ class PorterProcess:
             if isinstance(message, Put):
                 self._puts.add(PutPart(message, batch, whole))
                 continue
-            got = self._gets.submit(self._get, message, batch)
-            for part in slices(batch.start, batch.stop, part_of(size)):
-                self._checksums.submit(whole.do, part, self._check, message, batch.start, got)
+            self._gets.submit(self._get, message, batch, whole)
 
     @property
     def _blocks_at_once(self) -> int:
@@ -250,30 +253,49 @@ class PorterProcess:
         self._moves_on(Put)
         return outcomes
 
-    def _get(self, get: Get, batch: slice) -> list[Outcome]:
-        slots = get.slots[batch]
+    def _get(self, get: Get, batch: slice, whole: "MessageBlocks") -> None:
+        """What has come is checked by others while the next batch travels: a check waits for nothing, so it keeps no
+        thread from those that seal."""
+        try:
+            come = self._come(get.keys[batch], get.slots[batch])
+        except Exception as error:
+            whole.done(batch, [], described(error))
+            return
+        for part in slices(batch.start, batch.stop, part_of(self._blocks_at_once)):
+            outcomes = come[part.start - batch.start : part.stop - batch.start]
+            self._checksums.submit(whole.do, part, self._check, get, outcomes)
+
+    def _come(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
         self._pool.seals.clear(slots)
-        addresses = self._pool.addresses(slots)
-        outcomes = self._store.get(self._names(get.keys[batch]), addresses, self._pool.payload_bytes)
+        outcomes = self._store.get(self._names(keys), self._pool.addresses(slots), self._pool.payload_bytes)
         self._moves_on(Get)
         return outcomes
 
-    def _check(self, part: slice, get: Get, first: int, got: Future[list[Outcome]]) -> list[Outcome]:
-        """Check a part of the batch that begins with block `first` of the message."""
-        keys, come = get.keys[part], got.result()[part.start - first : part.stop - first]
-        held = self._pool.seals.hold(keys, get.slots[part])
-        outcomes = [
-            Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
-            for outcome, holds in zip(come, held, strict=True)
-        ]
-        self._remove([key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.BAD])
+    def _check(self, part: slice, get: Get, come: list[Outcome]) -> list[Outcome]:
+        keys, slots = get.keys[part], get.slots[part]
+        outcomes = self._judged(keys, slots, come)
+        bad = [at for at, outcome in enumerate(outcomes) if outcome is Outcome.BAD]
+        if bad:  # rare: it may have gone wrong on its way
+            named = [keys[at] for at in bad], [slots[at] for at in bad]
+            again = self._judged(*named, self._gets.submit(self._come, *named).result())
+            for at, outcome in zip(bad, again, strict=True):
+                outcomes[at] = outcome
+            self._remove([key for key, outcome in zip(named[0], again, strict=True) if outcome is Outcome.BAD])
         return outcomes
 
+    def _judged(self, keys: Sequence[bytes], slots: Sequence[int], come: Sequence[Outcome]) -> list[Outcome]:
+        wrong = {Outcome.WHOLE: Outcome.BAD, Outcome.LATE: Outcome.MISSING}
+        right = {Outcome.LATE: Outcome.WHOLE}
+        held = self._pool.seals.hold(keys, slots)
+        return [(right if holds else wrong).get(outcome, outcome) for outcome, holds in zip(come, held, strict=True)]
+
     def _remove(self, keys: Sequence[bytes]) -> None:
-        """Nobody could use these objects, and nobody could put them anew while they are there."""
+        """Nobody could use these objects, and nobody could put them anew while they are there. A porter that finds many
+        is at fault itself, as with bad memory, and removes no more of what others share."""
+        keys = keys[: REMOVED_MAX - self._removed]
+        self._removed += len(keys)
         if keys:
-            with suppress(Exception):
-                self._store.remove(self._names(keys))
+            self._removals.submit(self._store.remove, self._names(keys))
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [object_name(key, self._spec.rank, self._spec.ranks) for key in keys]

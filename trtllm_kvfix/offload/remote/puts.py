@@ -28,12 +28,15 @@ class Staging:
     def __init__(self, slots: int) -> None:
         self.first = slots - staging_slots(slots)
         self._free = list(range(self.first, slots))
+        self._all = len(self._free)
 
     def __contains__(self, slot: int) -> bool:
         return slot >= self.first
 
-    def take(self, count: int) -> tuple[int, ...]:
-        """Fewer than `count` if there are no more."""
+    def take(self, count: int, of_prompt: int) -> tuple[int, ...]:
+        """Fewer than `count` if there are no more. Blocks behind the prompt's leave half of the slots free."""
+        for_answers = max(len(self._free) - self._all // 2, 0)
+        count = max(min(count, of_prompt), min(count, for_answers))
         taken, self._free = self._free[:count], self._free[count:]
         return tuple(taken)
 
@@ -73,7 +76,8 @@ class Puts:
         """Slots for these blocks, or for the leading part of them that there is room for."""
         if first >= end or live.chain is None or not self._is_up():
             return ()
-        slots = self._staging.take(end - first)
+        of_prompt = max(live.prompt_tokens // live.index.tokens_per_block - first, 0)
+        slots = self._staging.take(end - first, of_prompt)
         counters.offload_remote_staged_blocks.add(len(slots))
         counters.offload_remote_dropped_blocks.add(end - first - len(slots))
         return slots

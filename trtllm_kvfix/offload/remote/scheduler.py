@@ -127,7 +127,7 @@ class RemoteScheduler(OffloadScheduler):
         self._remote = self._settings.remote
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
         self.worth = Worth()
-        self._pause = Pause()
+        self._pause, self._fetch_pause = Pause(), Pause()  # after lookups without an answer, and failed fetches
         self._estimates = 0
         self._puts = Puts(self._link)
         self._era = Era()
@@ -173,7 +173,7 @@ class RemoteScheduler(OffloadScheduler):
         here = max(held, position // self._tokens_per_block)
         if store is None or limit - here < self._remote.min_reuse_blocks:
             return 0
-        if not store.is_up or not self._pause.is_over(now):
+        if not store.is_up or not (self._pause.is_over(now) and self._fetch_pause.is_over(now)):
             return 0
         counters.offload_remote_lookups.add()
         found = store.look(tuple(chain.keys[held:limit]), self._remote.lookup_wait_ms / 1000)
@@ -215,6 +215,9 @@ class RemoteScheduler(OffloadScheduler):
         index, first = live.index, position // self._tokens_per_block
         claim = index.claim(live.sequence, end, reused=True)  # it comes back, so it is worth its place
         if claim is None or not claim.slots:
+            return found
+        if claim.first > live.index.held(live.sequence):  # a block before it is here, and bad: nobody reads beyond it
+            index.abandon(claim.slots)
             return found
         end = claim.first + len(claim.slots)
         gained = end * self._tokens_per_block - position
@@ -263,7 +266,8 @@ class RemoteScheduler(OffloadScheduler):
             job = LoadJob(self.ledger.next_number(), live.request_id, (), (), 0)
             self._loads.plan(job, load)
         else:
-            first, end = max(load.first, fetch.first), fetch.first + len(fetch.slots)
+            # Directly behind what is pinned: meanwhile others may have stored these blocks, and blocks before them.
+            first, end = load.first + len(load.slots), fetch.first + len(fetch.slots)
             come = live.index.pin(live.sequence, first, end) if has_come else []
             load.slots += come
             load.is_short = len(come) < end - first
@@ -281,6 +285,8 @@ class RemoteScheduler(OffloadScheduler):
         live, slots = fetching.live, fetching.fetch.slots
         counters.offload_remote_bad_blocks.add(len(ended.bad_slots))
         come = 0 if ended.error else leading_blocks(slots, ended.lost_slots)
+        if ended.error:
+            self._fetch_pause.failed(monotonic())
         if come < len(slots):
             counters.offload_remote_errors.add()
             why = ended.error or f"{len(ended.lost_slots)} are gone from it, or bad, as {len(ended.bad_slots)} are"
@@ -288,6 +294,7 @@ class RemoteScheduler(OffloadScheduler):
         live.index.abandon(slots[come:])
         live.index.commit(slots[:come])
         if come:
+            self._fetch_pause.succeeded()
             now = monotonic()
             nbytes = come * (self._link.store.block_bytes if self._link.store else 0)
             self.worth.note_load(now, nbytes, now - fetching.since)
