@@ -244,7 +244,7 @@ def test_the_other_rank_is_late_when_it_is_said_to_be() -> None:
     state.arrive(new_tokens=5, prompt=[2] * 4 + [1, 0, 1], salt=None)
     for _ in range(6):
         state.steps(count=1)
-        state.let_it_go()
+        state.bench.wait_for_transfers()
     assert state.follower.was_late > 0 and state.follower._ended, "and has ends that it has not told"
     state.teardown()
 
