@@ -87,7 +87,7 @@ def test_a_checkout_is_hit_whatever_runs_here(v2: Path) -> None:
             "PARTLY FIXED, by your settings: ",
             "staged-offsets-v1 is needed and switched off: take",
         ),
-        (("--fix", "staged-offsets-v1=observe"), "PARTLY FIXED, nothing is missing: ", "only observed, not fixed: s"),
+        (("--fix", "staged-offsets-v1=observe"), "PARTLY FIXED, by your settings: ", "only observed, not fixed: s"),
     ],
 )
 def test_what_is_off_or_only_observed_is_not_called_fixed(options: tuple[str, ...], standing: str, advice: str) -> None:

@@ -43,6 +43,7 @@ def examine(
         "extension": None,
         "kernels_missing": None,  # why, where nothing is wrong and something is slower
         "overlay": None,
+        "running": [],  # processes of this user that have fixes
         "displaced": [],  # of servers of this user that run
         "problems": [],
     }
@@ -66,21 +67,28 @@ def examine(
     else:
         report["overlay"] = overlay.examine(settings, Registry(ALL), command)
         if also_running:
-            report["displaced"] = displaced(settings)
+            entries = running(settings)
+            report["running"] = [entry["pid"] for entry in entries if "applied" in entry["fixes"].values()]
+            report["displaced"] = displaced(entries)
             report["problems"] += report["displaced"]
     report["problems"] += report["overlay"].pop("problems")
     return report
 
 
-def displaced(settings: "Settings") -> list[str]:
-    """The seams of running servers that another tool has taken, as these servers have attested."""
+def running(settings: "Settings") -> list[dict[str, Any]]:
+    """What servers of this user have attested that run."""
     from trtllm_kvfix.overlay import attest  # noqa: PLC0415  a report without an overlay does without it
     from trtllm_kvfix.runtime_files import folder_of  # noqa: PLC0415
 
+    return attest.live(folder_of(settings))
+
+
+def displaced(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The seams of running servers that another tool has taken."""
     return [
         f"process {entry['pid']} (rank {entry['rank']}) runs past {name}: calls come to {by}; usual cause: a tool that "
         "was started after the fixes and replaces the same method"
-        for entry in attest.live(folder_of(settings))
+        for entry in entries
         for name, by in entry["displaced"].items()
     ]
 

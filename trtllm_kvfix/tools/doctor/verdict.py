@@ -12,6 +12,7 @@ from trtllm_kvfix.tools.terminal import wrapped
 LINES_MAX = 10  # after the verdict
 INDENT = 2
 UNKNOWN = "unknown"  # a variant
+NOT_FIXED, PARTLY_FIXED = "NOT FIXED", "PARTLY FIXED"
 MORE = "Facts, reasons and buffers: trtllm-kvfix doctor --verbose"
 
 
@@ -32,8 +33,6 @@ def verdict(report: Mapping[str, Any]) -> str:
         return "CANNOT TELL: TensorRT-LLM cannot be imported here."
     manager = overlay["manager"]["said"]
     well = "" if report["problems"] else ", nothing is missing"
-    if well and overlay["switched_off"]:
-        well = ", by your settings"
     hits = _hits(overlay)
     if not hits:
         if _lacking(overlay, Lack.UNDECIDED) or overlay["variant"] == UNKNOWN:
@@ -41,7 +40,10 @@ def verdict(report: Mapping[str, Any]) -> str:
         return f"NOT HIT{well}: {manager}, no hazard that a fix ends."
     by = listed(dict.fromkeys(fix["hazard"] for fix in hits))
     fixes = listed(fix["id"] for fix in hits)
-    return f"{_standing(report)}{well}: {manager}, hit by {by}; {fixes} {form(len(hits), 'fixes it', 'fix them')}."
+    standing = _standing(report)
+    if well and standing in (NOT_FIXED, PARTLY_FIXED):
+        well = ", by your settings"
+    return f"{standing}{well}: {manager}, hit by {by}; {fixes} {form(len(hits), 'fixes it', 'fix them')}."
 
 
 def _hits(overlay: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -64,16 +66,16 @@ def _standing(report: Mapping[str, Any]) -> str:
         if fix["lack"] is None and fix["choice"] != "observe" and overlay["self_tests"][fix["id"]] == HOLDS
     ]
     if not fixed:
-        return "NOT FIXED"
+        return NOT_FIXED
     whole = len(fixed) == len(hits) and not _lacking(overlay, Lack.UNDECIDED) and not report["displaced"]
-    return "FIXED" if whole else "PARTLY FIXED"
+    return "FIXED" if whole else PARTLY_FIXED
 
 
 def _advice(report: Mapping[str, Any]) -> Iterator[str]:
     overlay = report["overlay"]
     if overlay is not None and overlay["manager"] is not None:
         yield build(overlay)
-        yield from _advice_on_fixes(overlay)
+        yield from _advice_on_fixes(report)
     lacking = [] if overlay is None else overlay["lacking"]
     yield from (f"problem: {problem}" for problem in report["problems"] if problem not in lacking)
     if report["kernels_missing"] is not None:
@@ -88,11 +90,21 @@ def build(overlay: Mapping[str, Any]) -> str:
     return f"TensorRT-LLM {version}, variant {overlay['variant']}{number}; {how}"
 
 
-def _advice_on_fixes(overlay: Mapping[str, Any]) -> Iterator[str]:
+def _advice_on_running(count: int) -> Iterator[str]:
+    if count:
+        yield (
+            f"{number_of(count, 'process', 'processes')} of yours {form(count, 'runs', 'run')} with fixes already "
+            "(trtllm-kvfix status); this is about a server that is started from here"
+        )
+
+
+def _advice_on_fixes(report: Mapping[str, Any]) -> Iterator[str]:
+    overlay = report["overlay"]
     if _lacking(overlay, Lack.UNHOOKED):
         yield "start the server with the fixes: trtllm-kvfix run -- trtllm-serve MODEL ..."
         if overlay["hook"] != "source":
             yield "or put them into every server of this Python: trtllm-kvfix enable"
+            yield from _advice_on_running(len(report["running"]))
     off = _lacking(overlay, Lack.SWITCHED_OFF)
     if off and overlay["hook"] == "off":
         yield f"{ENV_ENABLED} or kvfix.enabled is false, so no fix is applied; set it to true, or remove it"
