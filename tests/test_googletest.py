@@ -1,6 +1,7 @@
 """cmake/googletest.cmake: what the C++ tests do on a machine where no GoogleTest is installed."""
 
 import hashlib
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -67,10 +68,10 @@ def test_without_it_configuring_fails_and_says_what_to_install_or_to_type(tmp_pa
 
 
 def planned(*settings: str) -> str:
-    """What `make test` would run."""
-    return subprocess.run(
-        ["make", "-n", "test", *settings], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    """What `make test` would run, for somebody who types it."""
+    command = ["make", "--no-print-directory", "-n", "test", *settings]
+    typed = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=typed).stdout
 
 
 def test_make_test_looks_for_it_before_it_compiles() -> None:
