@@ -47,8 +47,8 @@ class PorterDouble:
         """It is the test that ends it."""
 
     def take_answered(self) -> list[tuple[Message, Outcomes]]:
-        for message in list(self.asked):
-            if self.fails_gets and isinstance(message, Get):
+        for message in list(self.asked) if self.fails_gets else []:
+            if isinstance(message, Get):
                 self.answer(message, "there is no store now")
         for message in [] if self.holds_gets and self.holds_puts else list(self.asked):
             if not (self.holds_gets if isinstance(message, Get) else self.holds_puts):
