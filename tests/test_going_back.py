@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 SCRIPT = STANDIN / "bin" / "trtllm-serve"
 V1 = "staged-offsets-v1"
 V1_VARIABLE = "TRTLLM_KVFIX_FIXES_STAGED_OFFSETS_V1"
+V2 = "staged-offsets-v2"
 # Stable 1.2, and the newest source with its trim. Whether the load shows it where nothing is mended: in the newest,
 # upstream has mended what this load reaches.
 NEWEST = "F"
@@ -36,9 +37,11 @@ def kubectl_lines() -> list[tuple[str, str]]:
     return list(zip(lines[::2], lines[1::2], strict=True))
 
 
-def file_of_the_page() -> dict[str, object]:
-    (fence,) = re.findall(r"```yaml\n(.*?)```", section("containers.md", "### Going back"), re.DOTALL)
-    return dict(yaml.safe_load(fence)["kvfix"])
+def file_of_the_page(key: str) -> str:
+    """The whole file that the page shows with this setting."""
+    fences = re.findall(r"```yaml\n(.*?)```", section("containers.md", "### Going back"), re.DOTALL)
+    (file,) = (fence for fence in fences if key in yaml.safe_load(fence)["kvfix"])
+    return str(file)
 
 
 def cells() -> dict[str, dict[str, str]]:
@@ -75,13 +78,13 @@ def has_no_fix(served: Served, variant: str = "B") -> None:
     assert 'trtllm_kvfix_enabled{rank="0"} 0.0' in served.metrics()
 
 
-def lacks_one(served: Served, word: str = "off") -> None:
+def lacks_one(served: Served, word: str = "off", lacking: str = V1) -> None:
     served.pass_probes()
     states = served.states()
     assert "applied" in states.values()
-    assert [fix_id for fix_id, state in states.items() if state == word] == [V1]
+    assert [fix_id for fix_id, state in states.items() if state == word] == [lacking]
     assert served.status()["fixes"] == states
-    assert f"{'off' if word == 'off' else 'observing'}: {V1}" in served.log()
+    assert f"{'off' if word == 'off' else 'observing'}: {lacking}" in served.log()
 
 
 @pytest.mark.parametrize("variant", CORRUPTS)
@@ -94,11 +97,14 @@ def test_lines_of_kubectl(tmp_path: Path, variant: str, there: str, back: str) -
     with pod.served() as served:
         if "ENABLED" in there:
             has_no_fix(served, variant)
+        elif V1_VARIABLE not in there:
+            lacks_one(served, lacking=V2)
         elif variant == "B":
             lacks_one(served)
         else:
             served.pass_probes()
             assert served.states()[V1] == "fixed-upstream", "upstream's own fix stays"
+            assert served.states()[V2] == "applied", "the fix of the manager that serves"
     pod.kubectl(back)
     with pod.served() as served:
         is_mended(served)
@@ -108,8 +114,7 @@ def test_lines_of_kubectl(tmp_path: Path, variant: str, there: str, back: str) -
 def test_the_file_of_the_fixes(tmp_path: Path, key: str) -> None:
     pod = Pod(tmp_path, "B")
     before = pod.files["kvfix.yaml"]
-    settings = yaml.safe_load(before)["kvfix"]
-    pod.files["kvfix.yaml"] = yaml.safe_dump({"kvfix": settings | {key: file_of_the_page()[key]}})
+    pod.files["kvfix.yaml"] = file_of_the_page(key)
     with pod.served() as served:
         if key == "enabled":
             has_no_fix(served)
@@ -150,7 +155,9 @@ def test_the_switch_works_where_nothing_else_does(tmp_path: Path) -> None:
 
 
 def test_the_server_s_own_file_switches_them_off(tmp_path: Path) -> None:
+    """Whatever the variable says."""
     pod = Pod(tmp_path, "B")
+    pod.variables["TRTLLM_KVFIX_ENABLED"] = "true"
     pod.files["server.yaml"] += f"kvfix: {{{cells()['any fix']['below `kvfix:` in a file']}}}\n"
     with pod.served() as served:
         has_no_fix(served)

@@ -1,9 +1,10 @@
 #!/bin/bash
 # Become COMMAND with the fixes, so that its process id, signals and exit code are the container's.
 #   serve.sh [OPTION OF trtllm-kvfix run...] COMMAND...
-# With KVFIX_STRICT=1 nothing starts that would lack a fix which it needs and nobody has switched off. Settings are
-# TRTLLM_KVFIX_* variables, or the section `kvfix:` of the file that TRTLLM_KVFIX_CONFIG names.
-# TRTLLM_KVFIX_ENABLED=false starts COMMAND without the fixes, whatever the other settings are.
+# With KVFIX_STRICT=1 nothing starts that would lack a fix which it needs and which nobody has switched off or set to
+# observe. Settings are TRTLLM_KVFIX_* variables, or the section `kvfix:` of the file that TRTLLM_KVFIX_CONFIG names.
+# TRTLLM_KVFIX_ENABLED=false starts COMMAND without the fixes, even if settings files or other TRTLLM_KVFIX_ variables
+# are wrong. Unknown options of `run` and a wrong KVFIX_STRICT are still refused.
 set -euo pipefail
 if [ "$#" -eq 0 ]; then
   echo "serve.sh wants the command to run, such as trtllm-serve MODEL" >&2

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,6 +36,19 @@ def test_without_overlap_nothing_is_corrupt(variant: str) -> None:
             server.serve(server.workload(REQUESTS))
         assert server.witness.steps > 0
         assert server.witness.corruptions == []
+
+
+@pytest.mark.parametrize("variant", FENCED)
+@pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "fence taken away"])
+def test_a_target_alone_is_right_by_upstreams_fence(variant: str, fenced: bool) -> None:
+    with upstream(variant):
+        server = Server(V2)
+        executor = import_module("tensorrt_llm._torch.pyexecutor.py_executor").PyExecutor
+        wait = executor._wait_for_model_engine_input_copy if fenced else lambda _: None
+        with mock.patch.object(executor, "_wait_for_model_engine_input_copy", wait), server.stall() as stall:
+            server.serve(server.workload(REQUESTS))
+        assert stall.held > 0
+        assert (server.witness.corrupt("block offsets") != []) == (not fenced)
 
 
 @pytest.mark.parametrize("variant", FENCED)

@@ -111,7 +111,9 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     help="Which block manager serves: see docs/native-manager.md.",
 )
 @click.option(
-    "--strict", is_flag=True, help="Start nothing that would lack a fix which it needs and nobody has switched off."
+    "--strict",
+    is_flag=True,
+    help="Start nothing that would lack a fix which it needs and nobody has switched off or set to observe.",
 )
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this port plus r.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -129,7 +131,8 @@ def run(
 ) -> None:
     """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch.
 
-    With TRTLLM_KVFIX_ENABLED=false, COMMAND runs without them, whatever the other settings are.
+    With TRTLLM_KVFIX_ENABLED=false, COMMAND runs without them, even if settings files or other TRTLLM_KVFIX_ variables
+    are wrong. Unknown options are still refused.
     """
     environ = environment()
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
