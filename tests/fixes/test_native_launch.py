@@ -66,8 +66,14 @@ def test_mending_the_managers_module_alone_leaves_it_racy_and_says_so(monkeypatc
 
 @pytest.mark.parametrize("variant", ["D", "F"])
 def test_its_draft_pools_are_right_in_traffic(variant: str) -> None:
+    require_a_draft_to_be_mended(variant, OWN_MANAGER)
+
+
+def require_a_draft_to_be_mended(variant: str, manager: dict[str, Any]) -> None:
+    """In traffic, where upstream's own fence covers the target alone."""
+
     def arm() -> int:
-        return corrupt_steps({**OWN_MANAGER, **WITH_DRAFT}, draft=True)
+        return corrupt_steps({**manager, **WITH_DRAFT}, draft=True)
 
     with standing_in(variant):
         assert arm() > 0

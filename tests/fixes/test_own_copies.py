@@ -10,8 +10,7 @@ import pytest
 
 from tests.executor.test_block_offsets_v2 import V2, Bench
 from tests.fixes.applied import CREATOR, applied, standing_in
-from tests.fixes.test_block_offsets import WITH_DRAFT, corrupt_steps
-from tests.fixes.test_native_launch import active
+from tests.fixes.test_native_launch import active, require_a_draft_to_be_mended
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.overlay import fuse
@@ -112,16 +111,7 @@ def test_the_other_replacements_do_not_reach_it(variant: str, shown: Shown, monk
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_draft_models_manager_is_right_in_traffic(variant: str) -> None:
-    """Upstream's own fence covers the target's."""
-
-    def arm() -> int:
-        return corrupt_steps({**OWN_MANAGER, **WITH_DRAFT}, draft=True)
-
-    with standing_in(variant):
-        assert arm() > 0
-        with applied([ID]):
-            assert arm() == 0
-        assert arm() > 0
+    require_a_draft_to_be_mended(variant, OWN_MANAGER)
 
 
 # ---- where memory cannot be fresh, the call waits ----

@@ -118,6 +118,10 @@ class LiveRequest:
         known = self.indexed + len(self.tail)
         return min(min(self.computed, known) // self.index.tokens_per_block, self.allocated)
 
+    def prompt_blocks_from(self, first: int) -> int:
+        """Count the whole blocks of its prompt from this one on."""
+        return max(self.prompt_tokens // self.index.tokens_per_block - first, 0)
+
     def index_blocks(self, blocks: int) -> None:
         """Move so many blocks from the tail to the index, unless it has them already."""
         more = blocks * self.index.tokens_per_block - self.indexed

@@ -300,9 +300,7 @@ class OffloadWorker:
 def summed_up(ends: Sequence[Ended]) -> Ended:
     """Join the reports of all ranks about one job."""
     error = next((one.error for one in ends if one.error), "")
-    bad, lost = (
-        tuple(sorted({slot for slots in of_ranks for slot in slots}))
-        for of_ranks in ([one.bad_slots for one in ends], [one.lost_slots for one in ends])
-    )
+    bad = tuple(sorted({slot for one in ends for slot in one.bad_slots}))
+    lost = tuple(sorted({slot for one in ends for slot in one.lost_slots}))
     no_room = bool(error) and all(one.no_room for one in ends if one.error)
     return Ended(ends[0].job, error, bad, no_room, lost)

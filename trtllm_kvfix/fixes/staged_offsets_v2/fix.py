@@ -202,13 +202,24 @@ def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return int(kwargs["stream"] if "stream" in kwargs else args[-1])
 
 
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and it returns when its copies have run."""
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        finish()
+        return result
+
+    return waiting
+
+
 def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
     """The sliding-window path ships the whole table, the copy index and scratch ranges by asynchronous copies.
 
     During the call each of them is a fresh pinned tensor, which the host allocator does not reuse until the copy out of
     it is done.
     """
-    tried = fuse.of(ID)
+    tried, waiting = fuse.of(ID), _waiting(original)
 
     def _copy_batch_block_offsets_per_layer(
         self: Any, dst_tensor: Any, request_ids: Any, copy_idx: Any, *args: Any, **kwargs: Any
@@ -220,9 +231,7 @@ def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
             except Exception as error:
                 tried.fault(error)
         if fresh is None:
-            result = original(self, dst_tensor, request_ids, copy_idx, *args, **kwargs)
-            finish()
-            return result
+            return waiting(self, dst_tensor, request_ids, copy_idx, *args, **kwargs)
         tried.in_a_row = 0
         vars(self).update(fresh)
         try:
@@ -281,18 +290,9 @@ def _host_memory_named(source: str) -> frozenset[str]:
     return frozenset(re.findall(rf"\bself\.({TABLE}|_host_\w+_staging)\b", source))
 
 
-def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def own_copy(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        finish()
-        return result
-
-    return own_copy
-
-
 def private_buffers(names: Iterable[str], original: Callable[..., Any]) -> Callable[..., Any]:
     """The method fills these buffers, tensors or dictionaries of tensors, and enqueues copies out of them."""
-    tried = fuse.of(ID)
+    tried, waiting = fuse.of(ID), _waiting(original)
 
     def own_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         fresh = None
@@ -304,9 +304,7 @@ def private_buffers(names: Iterable[str], original: Callable[..., Any]) -> Calla
             except Exception as error:
                 tried.fault(error)
         if fresh is None:
-            result = original(self, *args, **kwargs)
-            finish()
-            return result
+            return waiting(self, *args, **kwargs)
         tried.in_a_row = 0
         vars(self).update(fresh)
         try:

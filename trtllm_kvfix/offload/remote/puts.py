@@ -76,8 +76,7 @@ class Puts:
         """Slots for these blocks, or for the leading part of them that there is room for."""
         if first >= end or live.chain is None or not self._is_up():
             return ()
-        of_prompt = max(live.prompt_tokens // live.index.tokens_per_block - first, 0)
-        slots = self._staging.take(end - first, of_prompt)
+        slots = self._staging.take(end - first, live.prompt_blocks_from(first))
         counters.offload_remote_staged_blocks.add(len(slots))
         counters.offload_remote_dropped_blocks.add(end - first - len(slots))
         return slots
@@ -92,7 +91,7 @@ class Puts:
         """Its store is over. Only what arrived is put."""
         live, first = stored.live, stored.first
         if well and live.chain is not None:  # none: the weights have changed since
-            of_prompt = min(max(live.prompt_tokens // live.index.tokens_per_block - first, 0), len(slots))
+            of_prompt = min(live.prompt_blocks_from(first), len(slots))
             self._begin(live, first, slots[:of_prompt], is_prompt=True)
             self._begin(live, first + of_prompt, slots[of_prompt:], is_prompt=False)
         elif self.is_staged(slots):

@@ -364,10 +364,8 @@ class RemoteWorker(OffloadWorker):
         if isinstance(message, Get):
             if self._transfers is not None:
                 self._transfers.note_filled(whole)
-            bad, lost = (
-                tuple(slot for slot, outcome in outcomes if outcome in these)
-                for these in ({Outcome.BAD}, {*Outcome} - {Outcome.WHOLE})
-            )
+            bad = tuple(slot for slot, outcome in outcomes if outcome is Outcome.BAD)
+            lost = tuple(slot for slot, outcome in outcomes if outcome is not Outcome.WHOLE)
             return Ended(job.number, "", bad, lost_slots=lost)
         failed = [outcome for _, outcome in outcomes if outcome is not Outcome.WHOLE]
         if not failed:
