@@ -10,7 +10,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
 from trtllm_kvfix.offload import switches
 from trtllm_kvfix.offload.plan import StoreJob
-from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX, PROBE_S_MAX
+from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX, PAUSE_S_MAX
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
 from .ends import jobs
@@ -223,7 +223,7 @@ def test_a_direction_that_is_given_up_comes_back_by_itself(
             errors = counters.offload_errors.value
             pauses.append(clock.now - began)
         assert pauses == sorted(pauses) and pauses[0] <= 1.5 and pauses[-1] >= 4, "each pause is longer"
-    clock.now += PROBE_S_MAX
+    clock.now += PAUSE_S_MAX
     serve(bench, next(numbers), prompt(7 if direction == "load" else 200))
     assert counters.offload_given_up.value == given_up
     assert [serve(bench, next(numbers), prompt(each)) for each in (3, 4)] == [20, 20]

@@ -10,7 +10,6 @@ a file all is on. Reading must not block, so the file must be small and flat. A 
 
 import os
 import stat
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -131,60 +130,68 @@ def checked(wanted: Any) -> dict[str, Any]:
     return wanted
 
 
-FAILED_IN_A_ROW_MAX = 32
-PROBE_S_MIN, PROBE_S_MAX = 1.0, 60.0  # until a direction that is given up is tried again
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before something that failed too often in a row is tried again
 
 
-@dataclass
-class Failures:
-    """Of one direction, in a row. After too many it is given up until a pause is over, and if a transfer fails then,
-    until one of twice the length is."""
+class Pause:
+    """After so many failures in a row, nothing is tried until a pause is over; if it fails again then, the next pause
+    is twice as long. One thread uses it, with the times of one clock."""
 
-    count: int = 0
-    pause_s: float = PROBE_S_MIN
-    next_try_at: float = 0.0
+    def __init__(self, failures_min: int) -> None:
+        self._failures_min = failures_min
+        self.succeeded()
 
     @property
-    def are_too_many(self) -> bool:
-        return self.count >= FAILED_IN_A_ROW_MAX
+    def is_on(self) -> bool:
+        return self._failures >= self._failures_min
 
-    def add(self, now: float) -> None:
-        self.count += 1
-        if self.are_too_many and now >= self.next_try_at:  # else it was begun together with another one
-            self.next_try_at = now + self.pause_s
-            self.pause_s = min(2 * self.pause_s, PROBE_S_MAX)
+    def is_over(self, now: float) -> bool:
+        return not self.is_on or now >= self._until
 
-    def allow(self, now: float) -> bool:
-        return not self.are_too_many or now >= self.next_try_at
+    def succeeded(self) -> None:
+        self._failures, self._until, self._next_s = 0, 0.0, PAUSE_S_MIN
+
+    def failed(self, now: float) -> bool:
+        """True if that was one too many: what worked until now pauses."""
+        was_on = self.is_on
+        self._failures += 1
+        if self.is_on and now >= self._until:  # else it was begun together with another one
+            self._until = now + self._next_s
+            self._next_s = min(2 * self._next_s, PAUSE_S_MAX)
+        return self.is_on and not was_on
+
+
+FAILED_IN_A_ROW_MAX = 32
 
 
 class Directions:
-    """Both directions, `store` and `load`. One stops when no transfer succeeds, and both while the weights change."""
+    """Both directions, `store` and `load`. One pauses when no transfer succeeds, and both stop while the weights
+    change."""
 
     def __init__(self, switches: Switches, weights: Weights) -> None:
         self._switches, self._weights = switches, weights
-        self._failures = {"store": Failures(), "load": Failures()}
+        self._pauses = {direction: Pause(FAILED_IN_A_ROW_MAX) for direction in DIRECTIONS}
 
     def work(self, direction: str) -> bool:
         wanted = self._switches.store if direction == "store" else self._switches.load
-        return wanted and not self._weights.are_changing and self._failures[direction].allow(monotonic())
+        return wanted and not self._weights.are_changing and self._pauses[direction].is_over(monotonic())
 
     def begin_again(self) -> None:
-        self._failures = {"store": Failures(), "load": Failures()}
+        for pause in self._pauses.values():
+            pause.succeeded()
         counters.offload_given_up.put(0)
 
     def note_end(self, direction: str, ended: Ended) -> None:
-        failures = self._failures[direction]
+        pause = self._pauses[direction]
         if not ended.error:
-            if failures.are_too_many:
+            if pause.is_on:
                 counters.offload_given_up.add(-1)
                 log.warning("%ss go on, since one has succeeded", direction)
-            self._failures[direction] = Failures()
+            pause.succeeded()
             return
         if ended.no_room or ended.bad_slots:
             return  # says nothing of the next one
-        failures.add(monotonic())
-        if failures.count == FAILED_IN_A_ROW_MAX:
+        if pause.failed(monotonic()):
             counters.offload_given_up.add()
             log.error(
                 "no more %ss: %d failed in a row, the last with: %s. One is tried now and then",

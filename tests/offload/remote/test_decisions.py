@@ -13,6 +13,7 @@ from trtllm_kvfix.offload import switches
 from trtllm_kvfix.offload.plan import Ended, PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.messages import Put
+from trtllm_kvfix.offload.switches import PAUSE_S_MIN
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
@@ -283,7 +284,7 @@ def test_loads_that_were_given_up_come_back_by_a_fetch_too(
     for _ in range(switches.FAILED_IN_A_ROW_MAX):
         directions.note_end("load", Ended(1, "broken"))
     assert served(bench, 1) == 0
-    now[0] += switches.PROBE_S_MIN
+    now[0] += PAUSE_S_MIN
     for number in range(2, 6):
         assert served(bench, number, list(range(7000 * number, 7000 * number + 12))) == 0
     bench.index.drop()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trtllm_kvfix.offload.remote.scheduler import FAILURES_MIN, FORGET_S, PAUSE_S_MAX, Pause, Worth
+from trtllm_kvfix.offload.remote.scheduler import FAILURES_MIN, FORGET_S, Worth
+from trtllm_kvfix.offload.switches import PAUSE_S_MAX, Pause
 
 GB = 10**9
 
@@ -58,7 +59,7 @@ def test_measurements_are_averaged() -> None:
 
 
 def test_a_store_that_does_not_answer_is_left_alone_for_longer_and_longer() -> None:
-    pause, now = Pause(), 0.0
+    pause, now = Pause(FAILURES_MIN), 0.0
     for _ in range(FAILURES_MIN - 1):
         pause.failed(now)
         assert pause.is_over(now)

@@ -24,30 +24,10 @@ from trtllm_kvfix.offload.remote.keys import Era, KeyChain
 from trtllm_kvfix.offload.remote.puts import Puts, Stored
 from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
+from trtllm_kvfix.offload.switches import Pause
 from trtllm_kvfix.overlay import fuse
 
 FAILURES_MIN = 3  # in a row, before it is left alone
-PAUSE_S_MAX = 60.0
-
-
-class Pause:
-    """The pause before the next question to a store that does not answer. It doubles each time. One thread uses it."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._until = 0.0
-
-    def is_over(self, now: float) -> bool:
-        return now >= self._until
-
-    def succeeded(self) -> None:
-        self._failures = 0
-
-    def failed(self, now: float) -> None:
-        self._failures += 1
-        if self._failures >= FAILURES_MIN:
-            self._until = now + min(2.0 ** (self._failures - FAILURES_MIN), PAUSE_S_MAX)
-
 
 SHARE = 0.3  # of the newest measurement in an average
 STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
@@ -127,7 +107,8 @@ class RemoteScheduler(OffloadScheduler):
         self._remote = self._settings.remote
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
         self.worth = Worth()
-        self._pause, self._fetch_pause = Pause(), Pause()  # after lookups without an answer, and failed fetches
+        self._pause = Pause(FAILURES_MIN)  # after lookups without an answer
+        self._fetch_pause = Pause(FAILURES_MIN)  # after fetches that failed
         self._estimates = 0
         self._puts = Puts(self._link)
         self._era = Era()
