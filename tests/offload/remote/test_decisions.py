@@ -293,7 +293,10 @@ def test_loads_that_were_given_up_come_back_by_a_fetch_too(
     settle(bench)
 
 
-def test_a_store_that_fails_at_each_fetch_is_left_alone_for_a_while(make_remote: MakeRemote) -> None:
+def test_a_store_that_fails_at_each_fetch_is_left_alone_for_a_while(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switches, "PAUSE_S_MIN", 600.0)  # no pause ends in this test
     stored(make_remote)
     bench = make_remote()
     porter = porter_of(bench)
