@@ -145,7 +145,8 @@ def _content(file: Path) -> bytes:
         return b""
 
 
-# A command that looks for the watcher of its own job. Processes come and go meanwhile, the watcher's own exec among them.
+# A command that looks for the watcher of its own job. Processes come and go meanwhile, and the watcher's own exec is
+# among what happens.
 LOOKS = """
 import os, pathlib, time
 job = b"TRTLLM_KVFIX_JOB=" + os.environ["TRTLLM_KVFIX_JOB"].encode()
