@@ -47,15 +47,22 @@ class EarlyCopyStager {
 
     bool fits(const HostTable& table);
     bool is_pinned(const HostTable& table) const;
-    void copy(const Shipment& shipment, Range range, const Buffer& buffer);
+    // How the range lies in a buffer: as in the table, gaps and second planes included, or line by line.
+    struct Layout {
+        bool as_in_table;
+        std::size_t row_elements, pool_elements;
+    };
+    Layout layout_of(const Shipment& shipment, Range range) const;
+    void copy(const Shipment& shipment, Range range, const Layout& layout, const Buffer& buffer);
     using Clock = std::chrono::steady_clock;
     Clock::time_point limit_of(std::size_t bytes) const;
     static bool arrives(Fence& copied, Clock::time_point until);
-    void gather(const Shipment& shipment, Range range, const Buffer& buffer, StagingSlot slot);
+    void gather(const Shipment& shipment, Range range, const Layout& layout, const Buffer& buffer, StagingSlot slot);
     void count_late();
 
     std::shared_ptr<Device> device_;
     StagerConfig config_;
+    std::size_t buffer_elements_ = 0;
     StreamHandle copies_;         // the stager's own
     std::deque<Buffer> buffers_;  // one for each slot of the ring, which knows when the caller's stream is done with it
     StagingRing ring_;            // row numbers

@@ -55,21 +55,4 @@ struct StagerConfig {
     std::size_t elements_max() const { return std::size_t{num_pools} * rows_max * planes_of(layout) * blocks_max; }
 };
 
-// The call that writes the destination from a table on the device, (pools, rows, planes, blocks) without gaps, at
-// `table`. Row i of the destination comes from row row_index[i] of the table.
-inline GatherDeviceRows gather_from(std::uintptr_t table, std::uint32_t rows, std::uint32_t blocks,
-                                    std::uintptr_t row_index, const Shipment& shipment, const StagerConfig& config) {
-    const std::uint32_t planes = planes_of(config.layout);
-    return {.dst = shipment.dst,
-            .table = reinterpret_cast<const std::int32_t*>(table),
-            .table_pool_stride = std::uint64_t{rows} * planes * blocks,
-            .table_row_stride = planes * blocks,
-            .row_index = reinterpret_cast<const std::uint32_t*>(row_index),
-            .pools = shipment.table.pools,
-            .rows = static_cast<std::uint32_t>(shipment.rows.size()),
-            .width = shipment.width,
-            .planes = planes,
-            .scale = config.scale};
-}
-
 }  // namespace kvfix

@@ -40,6 +40,32 @@ TEST_F(EarlyCopy, TheRangeTravelsOnAStreamThatWaitsForNothing) {
     expect_arrived(to);
 }
 
+// Rows that are too long to travel with what lies between them go line by line.
+TEST_F(EarlyCopy, RowsOfEveryLengthArriveInBothLayouts) {
+    for (const OffsetLayout each : {OffsetLayout::v1, OffsetLayout::v2}) {
+        for (const std::uint32_t blocks : {1U, 1023U, 1024U, 1025U, 1100U}) {
+            make({each, StagerMode::early_copy}, {.blocks = blocks});
+            const std::uint64_t lines = each == OffsetLayout::v1 ? 2 : 1;
+            const bool is_whole = blocks <= 1024;
+            for (const std::uint32_t width : {blocks, (blocks + 1) / 2}) {
+                Target fresh = target();
+                number_table(static_cast<std::int32_t>(blocks));
+                const GateHandle gate = probe.close_gate(stream);
+                const std::uint64_t before = stager->stats().staged_bytes;
+                ship(fresh, three, width, stream);
+                spoil_table();
+                const std::uint64_t elements =
+                    is_whole ? 4 * 2 * blocks + (lines - 1) * blocks + width : 5 * lines * width;
+                EXPECT_EQ(stager->stats().staged_bytes - before, 2 * elements * sizeof(std::int32_t));
+                probe.open_gate(gate);
+                probe.synchronize(stream);
+                expect_arrived(fresh);
+            }
+            stager.reset();
+        }
+    }
+}
+
 TEST_F(EarlyCopy, OneThatIsLateGoesAsASnapshotAndHoldsNobodyUp) {
     late_after = kAtOnce;
     make_early();
