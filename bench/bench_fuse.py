@@ -1,4 +1,4 @@
-"""Measures what a replacement costs a call, in Python alone: originals, the device and the stager do nothing.
+"""Measures what a replacement costs a call, in Python alone: originals and the device do nothing.
 
 With --beside, the same calls with the package of another checkout, in processes of their own that take turns; ratios
 are to that one.
@@ -21,10 +21,8 @@ from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
-from trtllm_kvfix.fixes.staged_offsets_v1.fix import StagedOffsetsV1
-from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
-from trtllm_kvfix.hazards.simulated import SHAPE, Bench
-from trtllm_kvfix.staging import OffsetStager, on_stream
+from trtllm_kvfix.hazards.simulated import Bench
+from trtllm_kvfix.staging import on_stream
 
 CALLS = 100  # few, so that some batches meet no other process
 Call = Callable[[], Any]
@@ -38,37 +36,20 @@ class Config:
         self.enable_listen_thread = enable_listen_thread
 
 
-def copy_as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
-    """Copies the offsets of one pool, as most models have."""
-    dst_tensor[0, :num_seqs].copy_(manager.rows, non_blocking=True)
-
-
 def take_away_the_device() -> None:
-    for name in ("ship", "settle"):
-        setattr(OffsetStager, name, nothing)
     native.Device.record = nothing  # type: ignore[method-assign]
     native.Device.done = lambda *_: True  # type: ignore[method-assign]
 
 
-def calls(bench: Bench) -> dict[str, Call]:
+def calls() -> dict[str, Call]:
     turn, fence, engine = Turns().guarded(nothing), InputFence(), object()
     prepare, step = fence.recording(nothing), fence.waiting(nothing)
     Config.__init__ = without_listener(["elsewhere"], Config.__init__)  # type: ignore[method-assign]
-
-    class Manager:
-        host_kv_cache_block_offsets = bench.pinned((1, *SHAPE[1:]))
-        rows = host_kv_cache_block_offsets[0, :3]
-
-    manager, copy = Manager(), StagedOffsetsV1().copy_batch_block_offsets(copy_as_upstream)
-    index, scales, offsets = bench.pinned((2,)), bench.pinned((SHAPE[0],)), bench.pinned((SHAPE[0],))
-    launch = StagedOffsetsV2().launch(nothing)
     return {
         "turn_us": turn,
         "step_us": lambda: step(engine),
         "prepare_and_step_us": lambda: (prepare(engine), step(engine)),
         "agent_us": Config,
-        "copy_v1_us": lambda: copy(manager, bench.output, 3),
-        "launch_v2_us": lambda: launch(bench.table, bench.output, index, scales, offsets, bench.stream),
     }
 
 
@@ -78,7 +59,7 @@ def measured() -> dict[str, float]:
     pin_to_one_core()
     take_away_the_device()
     with on_stream(bench.device, bench.stream), quiet_garbage_collector():
-        for name, call in calls(bench).items():
+        for name, call in calls().items():
             best[name] = min(timeit.repeat(call, number=CALLS, repeat=100)) / CALLS * 1e6
     return best
 
@@ -113,7 +94,7 @@ def main() -> int:
         for arm in arms:
             taken = [each[arm][metric] for each in rounds]
             ratio = None if len(arms) == 1 else Summary.of([value / float(base) for value in taken])
-            rows.append(Row("fuse", SHAPE[3], arm, metric, Summary.of(taken), ratio))
+            rows.append(Row("fuse", 0, arm, metric, Summary.of(taken), ratio))
     report("fuse.csv", rows, options.results)
     return 0
 

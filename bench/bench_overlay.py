@@ -1,11 +1,10 @@
 """Measures what the overlay costs an iteration, against upstream's racy original in the same run, on the stand-in.
 
 offsets_cpu_us: the call that fills the table and ships block offsets, on an idle stream; between two calls every
-request grows by a token. rows_back_cpu_us: the first access to V2's rows after a copy that they were lent to has read
-them. prepare_cpu_us: preparing a batch of generations, with the turns, the order and the budget around it.
-fence_record_cpu_us, fence_wait_cpu_us: what the input-copy fence adds where inputs are prepared, and to the scheduling
-of an iteration whose inputs have been read by then. Original and overlay take turns at going first. Ratios are to the
-original. Arrived offsets are compared with the manager's own answer after each case.
+request grows by a token. prepare_cpu_us: preparing a batch of generations, with the turns, the order and the budget
+around it. fence_record_cpu_us, fence_wait_cpu_us: what the input-copy fence adds where inputs are prepared, and to the
+scheduling of an iteration whose inputs have been read by then. Original and overlay take turns at going first. Ratios
+are to the original. Arrived offsets are compared with the manager's own answer after each case.
 
 The arm `driver_calls_alone` ships nothing right: in the place of the launch it makes the driver calls of an early copy
 and nothing else, so that nothing that calls them can be faster.
@@ -13,15 +12,13 @@ and nothing else, so that nothing that calls them can be faster.
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
+from measure import RESULTS, Row, Summary, report
 from overlay_case import Call, Case, alternate, cases, compared
 
 from trtllm_kvfix import native
@@ -30,7 +27,6 @@ from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.fixes.staged_offsets_v1.fix import StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
-from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, WayBack
 from trtllm_kvfix.fixes.token_budget.fix import BudgetKeeper
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.vote import Voting, Votings
@@ -69,14 +65,11 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
     arms = {"racy_original": with_attributes(originals), "overlay": with_attributes(replaced)}
     if case.on_gpu:
         arms["driver_calls_alone"] = with_attributes(bare_calls(case, originals))
-    with rows_may_be_lent(kind) if case.v2 else nullcontext():
-        yield from compared(case, "offsets_cpu_us", arms, rounds, case.grow)
-        if case.v2:
-            yield rows_back(case, arms["overlay"], rounds)
-        with case.server.tensors.on(case.stream):
-            arms["overlay"]()
-            case.settle()
-            case.check()
+    yield from compared(case, "offsets_cpu_us", arms, rounds, case.grow)
+    with case.server.tensors.on(case.stream):
+        arms["overlay"]()
+        case.settle()
+        case.check()
     put(originals)
 
 
@@ -117,30 +110,6 @@ class EarlyCopyCalls:
     def copy_(self, _source: Any, non_blocking: bool = False) -> None:
         del non_blocking
         self()
-
-
-@contextmanager
-def rows_may_be_lent(kind: Any) -> Iterator[None]:
-    for name in PUT_AWAY:
-        setattr(kind, name, WayBack(name))
-    try:
-        yield
-    finally:
-        for name in PUT_AWAY:
-            delattr(kind, name)
-
-
-def rows_back(case: Case, ship: Call, rounds: int) -> Row:
-    """The first access to the caches after a shipment that the device has done."""
-    taken_us = []
-    with case.server.tensors.on(case.stream), quiet_garbage_collector():
-        for _ in range(rounds):
-            ship()
-            case.settle()
-            begin = time.perf_counter_ns()
-            case.manager.kv_cache_map  # noqa: B018
-            taken_us.append((time.perf_counter_ns() - begin) / 1e3)
-    return Row(case.name, case.blocks, "overlay", "rows_back_cpu_us", Summary.of(taken_us))
 
 
 def preparing(case: Case, rounds: int) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from trtllm_kvfix import native
 from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.staging.place import stream_of_torch
 
 SCALE, V_OFFSET = 2, 1
 CHANGED = 0.03  # of the rows, before each call
@@ -169,11 +171,12 @@ def ours(layout: str, mode: str, *, lent: bool = False) -> Callable[[native.Devi
             **scales,
         )
         rows = case.sequences if layout == "v1" else np.arange(case.sequences)
+        current_stream = partial(stream_of_torch(), torch.cuda.current_device())
 
         def ship(self: Variant) -> None:
             if lent:
                 stager.settle()
-            stager.ship(self.dst, case.array, rows, lent=lent)
+            stager.ship(self.dst, case.array, rows, stream=current_stream(), lent=lent)
 
         variant = Variant(
             f"ours_{layout}_{mode}{'_lent' if lent else ''}",

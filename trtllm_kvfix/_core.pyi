@@ -1,6 +1,6 @@
 """The native core of trtllm-kvfix. Import trtllm_kvfix.native instead."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy.typing
 
@@ -957,12 +957,17 @@ class StagerStats:
 
     def __repr__(self) -> str: ...
 
-class NativeStager:
+class OffsetStager:
     """
-    Ships block offsets. When a shipment returns, the caller may overwrite everything that it passed.
+    Ships block offsets. When a shipment returns, the caller may overwrite everything that it passed. Any thread may ship, on any stream.
     """
 
-    def __init__(self, device: Device, *, layout: str, num_pools: int, rows_max: int, blocks_max: int, mode: str = 'auto', slots: int = 3, index_scales: Sequence[int] | None = None, kv_offset: Sequence[int] | None = None) -> None: ...
+    def __init__(self, *, layout: str, num_pools: int, rows_max: int, blocks_max: int, device: Device | str = 'auto', mode: str = 'auto', slots: int = 3, index_scales: Sequence[int] | None = None, kv_offset: Sequence[int] | None = None) -> None: ...
+
+    def ship(self, dst: Any, table: Any, rows: Any, *, stream: int, width: int | None = None, lent: bool = False) -> None:
+        """
+        Row rows[i] of the table goes to row i of dst; the rest of dst stays untouched. dst: int32 (pools, n, 2, blocks), a CUDA tensor or a DeviceArray. table: a numpy array or a CPU tensor of the same kind. rows: numbers, or how many from the first on. lent: the caller leaves the table as it is until `settle` returns, so this call need not wait until it is read.
+        """
 
     def settle(self) -> None:
         """Waits until the caller may write again to the tables that it has lent."""
@@ -975,19 +980,9 @@ class NativeStager:
         Waits for pending shipments and gives the memory back. Later shipments raise.
         """
 
-    def __repr__(self) -> str: ...
+    def __enter__(self) -> OffsetStager: ...
 
-class OffsetRoute:
-    """
-    The way from one live table to one destination, which both stay where they are.
-    """
-
-    def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None: ...
-
-    def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
-        """
-        rows: row numbers, or how many from the first on. lent: the caller leaves the table as it is until the stager has settled.
-        """
+    def __exit__(self, kind: object | None, error: object | None, trace: object | None) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1010,6 +1005,116 @@ class CopyEngine:
     @property
     def waits(self) -> int:
         """Submissions that waited because transfers_max were in flight."""
+
+    def __repr__(self) -> str: ...
+
+class DeviceTable:
+    """Where a tensor that attention reads is, and how it is laid out."""
+
+    def __init__(self, dst: Any, device: Device) -> None:
+        """
+        Raises TypeError or ValueError unless dst is int32 (pools, rows, 2, blocks) on the device.
+        """
+
+    @property
+    def address(self) -> int:
+        """Of its first byte."""
+
+    @property
+    def pool_stride(self) -> int:
+        """Elements from one pool to the next."""
+
+    @property
+    def rows(self) -> int:
+        """Of a pool."""
+
+    @property
+    def blocks(self) -> int:
+        """Of a plane of a row."""
+
+    def __repr__(self) -> str: ...
+
+class OffsetLaunch:
+    """V2's launch, from a live table and an index that others write."""
+
+    def __init__(self, stager_of: Callable[[Any, Any, Any], OffsetStager | None]) -> None:
+        """
+        stager_of: the stager of a table, its scales and its V offsets, if it has one.
+        """
+
+    def ship(self, input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> bool:
+        """
+        When this returns True, all arguments may be written again. False: there is no stager, and nothing was shipped.
+        """
+
+    def __repr__(self) -> str: ...
+
+class PoolSelection:
+    """Where a copy goes."""
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> PoolSelection:
+        """
+        When this returns, the source may be written again, or after `begin` if the table is lent.
+        """
+
+    def __repr__(self) -> str: ...
+
+class PoolCopies:
+    """
+    A device tensor to which V1 copies its table pool by pool. Whatever else is copied goes to `otherwise(index, source, non_blocking)` of a derived class.
+    """
+
+    def __init__(self, tensor: Any, table: Any, stager: OffsetStager | None, stream_of: Callable[[], int], *, lends: bool) -> None:
+        """lends: the code that fills the table calls `begin` first."""
+
+    @property
+    def tensor(self) -> Any:
+        """Where the copies go."""
+
+    @property
+    def table(self) -> Any:
+        """Where they come from."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether a copy may read the table until `begin` is called."""
+
+    @property
+    def failed(self) -> bool:
+        """In this call: nothing more is taken."""
+
+    @failed.setter
+    def failed(self, arg: bool, /) -> None: ...
+
+    def begin(self) -> None:
+        """
+        Call before the table is filled: when this returns, nothing reads it any more.
+        """
+
+    def settle(self) -> None:
+        """Waits until nothing reads what has been lent."""
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether copies were taken and not shipped."""
+
+    @property
+    def taken(self) -> tuple[int, int, int | None]:
+        """
+        The pools that were taken and not shipped, their rows, and their blocks if not all.
+        """
+
+    def drop_taken(self) -> None:
+        """They have been copied."""
+
+    @property
+    def shipped(self) -> tuple[int, int | None] | None:
+        """Rows, and blocks if not all, of this call's shipment."""
+
+    def raise_failure(self) -> None:
+        """Raises what has kept the last copy from being taken."""
+
+    def __getitem__(self, index: Any, /) -> PoolSelection: ...
 
     def __repr__(self) -> str: ...
 
@@ -1377,8 +1482,13 @@ class FlightRing:
     def __init__(self, memory: numpy.typing.NDArray[Any]) -> None:
         """memory: zeroed bytes, a whole number of slots."""
 
+    SHIPPED: int = 7
+
     def note(self, kind: int, text: bytes, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
         """Overwrites the oldest note. Text that is too long is cut off."""
+
+    def serve_process(self) -> None:
+        """Native code notes here from now on."""
 
     def move_to(self, memory: numpy.typing.NDArray[Any]) -> None:
         """Continues in that memory, with what has been noted so far."""

@@ -267,7 +267,7 @@ void bind_device(nb::module_& m) {
         .def("__repr__", [](const PinnedArray& a) {
             return Repr("PinnedArray").add("shape", a.shape).add("dtype", a.dtype.c_str()).text();
         });
-    nb::class_<DeviceArray>(m, "DeviceArray", "Device memory with a shape.")
+    nb::class_<DeviceArray>(m, "DeviceArray", "Device memory with a shape.", nb::is_weak_referenceable())
         .def_prop_ro(
             "address", [](const DeviceArray& a) { return a.memory->address(); },
             "The address of the first byte, on the device.")

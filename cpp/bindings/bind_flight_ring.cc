@@ -33,6 +33,7 @@ class KeptRing {
         ring_.move_to(bytes_of(memory));
         memory_ = memory;
     }
+    void serve_process() { ring_.serve_process(); }
     // Keeps the GIL, which cannot deadlock: every thread that holds the ring's lock holds the GIL too.
     std::string text() const {
         return Repr("FlightRing")
@@ -50,12 +51,14 @@ class KeptRing {
 
 void bind_flight_ring(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<KeptRing>(m, "FlightRing", "The last notes of a process; trtllm_kvfix.metrics.flight reads them.")
-        .def(nb::init<const Memory&>(), "memory"_a,
+    nb::class_<KeptRing> ring(m, "FlightRing", "The last notes of a process; trtllm_kvfix.metrics.flight reads them.");
+    ring.attr("SHIPPED") = static_cast<std::uint16_t>(FlightKind::shipped);
+    ring.def(nb::init<const Memory&>(), "memory"_a,
              nb::sig("def __init__(self, memory: numpy.typing.NDArray[Any]) -> None"),
              "memory: zeroed bytes, a whole number of slots.")
         .def("note", &KeptRing::note, "kind"_a, "text"_a, "a"_a = 0, "b"_a = 0, "c"_a = 0, "d"_a = 0,
              "Overwrites the oldest note. Text that is too long is cut off.")
+        .def("serve_process", &KeptRing::serve_process, "Native code notes here from now on.")
         .def("move_to", &KeptRing::move_to, "memory"_a,
              nb::sig("def move_to(self, memory: numpy.typing.NDArray[Any]) -> None"),
              "Continues in that memory, with what has been noted so far.")

@@ -1,7 +1,7 @@
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -9,25 +9,23 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
+#include "bindings/offset_stager_object.h"
 #include "bindings/repr.h"
 #include "bindings/ungilled.h"
 #include "staging/copy_engine.h"
-#include "staging/offset_route.h"
 
 namespace nb = nanobind;
 
 namespace kvfix::bindings {
 namespace {
 
-using Stager = Ungilled<OffsetStager>;
 using Engine = Ungilled<CopyEngine>;
-
-using LiveTable = nb::ndarray<const std::int32_t, nb::ndim<4>, nb::device::cpu>;
 
 OffsetLayout layout_from(const std::string& name) {
     if (name != "v1" && name != "v2") {
@@ -76,8 +74,17 @@ PageScale scale_of(OffsetLayout layout, std::uint32_t pools, const PerPool& scal
     return out;
 }
 
-void init_stager(Stager* self, std::shared_ptr<Device> device, const std::string& layout_name, std::uint32_t num_pools,
-                 std::uint32_t rows_max, std::uint32_t blocks_max, const std::string& mode, std::uint32_t slots,
+using DeviceOrName = std::variant<std::shared_ptr<Device>, std::string>;
+
+std::shared_ptr<Device> opened(const DeviceOrName& device) {
+    if (const auto* const name = std::get_if<std::string>(&device)) {
+        return without_gil([&] { return open_device(*name, 0); });
+    }
+    return std::get<std::shared_ptr<Device>>(device);
+}
+
+void init_stager(StagerObject* self, const std::string& layout_name, std::uint32_t num_pools, std::uint32_t rows_max,
+                 std::uint32_t blocks_max, const DeviceOrName& device, const std::string& mode, std::uint32_t slots,
                  const PerPool& index_scales, const PerPool& kv_offset) {
     const OffsetLayout layout = layout_from(layout_name);
     const StagerConfig config{.layout = layout,
@@ -86,50 +93,14 @@ void init_stager(Stager* self, std::shared_ptr<Device> device, const std::string
                               .blocks_max = blocks_max,
                               .slots = slots,
                               .scale = scale_of(layout, num_pools, index_scales, kv_offset)};
-    new (self) Stager(std::move(device), config, mode_from(mode));
-}
-
-HostTable host_table(const LiveTable& table) {
-    if (table.shape(2) != 2 || (table.shape(3) > 1 && table.stride(3) != 1)) {
-        throw std::invalid_argument("table is (pools, rows, 2, blocks) with contiguous blocks; dimension 2 is " +
-                                    std::to_string(table.shape(2)) + ", the stride of the last is " +
-                                    std::to_string(table.stride(3)));
-    }
-    return {.data = table.data(),
-            .pool_stride = static_cast<std::size_t>(table.stride(0)),
-            .row_stride = static_cast<std::size_t>(table.stride(1)),
-            .plane_stride = static_cast<std::size_t>(table.stride(2)),
-            .pools = static_cast<std::uint32_t>(table.shape(0)),
-            .rows = static_cast<std::uint32_t>(table.shape(1)),
-            .blocks = static_cast<std::uint32_t>(table.shape(3))};
-}
-
-// Keeps neither end alive. Its user checks that both ends still exist, and have not moved.
-void init_route(OffsetRoute* self, Stager& stager, std::uintptr_t dst_address, std::uint64_t dst_pool_stride,
-                std::uint32_t dst_rows, std::uint32_t dst_blocks, const LiveTable& table) {
-    const OffsetDestination dst{
-        .data = reinterpret_cast<std::int32_t*>(dst_address), .pool_stride = dst_pool_stride, .blocks = dst_blocks};
-    new (self) OffsetRoute(stager, dst, dst_rows, host_table(table));
-}
-
-// `rows`: row numbers, or how many from the first on.
-void ship(const OffsetRoute& self, nb::handle rows, std::uintptr_t stream, std::optional<std::uint32_t> width,
-          bool lent) {
-    const OffsetRoute::Manner manner{.width = width.value_or(self.width_max()), .stream = {stream}, .lent = lent};
-    if (nb::isinstance<nb::int_>(rows)) {
-        const auto count = nb::cast<std::size_t>(rows);
-        without_gil([&] { self.ship_first(count, manner); });
-        return;
-    }
-    const auto numbers = read_integers<std::uint32_t>(rows, {"rows"});
-    without_gil([&] { self.ship(numbers, manner); });
+    new (self) StagerObject(opened(device), config, mode_from(mode));
 }
 
 // Needs no lock: the configuration never changes, and stats() takes none.
 std::string text_of(const OffsetStager& self) {
     const StagerConfig& config = self.config();
     const StagerStats stats = self.stats();
-    return Repr("NativeStager")
+    return Repr("OffsetStager")
         .add("layout", config.layout == OffsetLayout::v1 ? "v1" : "v2")
         .add("num_pools", config.num_pools)
         .add("rows_max", config.rows_max)
@@ -176,40 +147,35 @@ void bind_stager(nb::module_& m) {
                 .add("wait_us", static_cast<double>(s.wait_ns) / 1e3)
                 .text();
         });
-    nb::class_<Stager>(
-        m, "NativeStager",
-        "Ships block offsets. When a shipment returns, the caller may overwrite everything that it passed.")
-        .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
-             "blocks_max"_a, "mode"_a = "auto", "slots"_a = 3, "index_scales"_a = nb::none(),
+    nb::class_<StagerObject>(m, "OffsetStager",
+                             "Ships block offsets. When a shipment returns, the caller may overwrite everything that "
+                             "it passed. Any thread may "
+                             "ship, on any stream.",
+                             nb::is_weak_referenceable())
+        .def("__init__", &init_stager, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a, "blocks_max"_a,
+             "device"_a = "auto", "mode"_a = "auto", "slots"_a = 3, "index_scales"_a = nb::none(),
              "kv_offset"_a = nb::none())
+        .def("ship", &StagerObject::ship, "dst"_a, "table"_a, "rows"_a, nb::kw_only(), "stream"_a,
+             "width"_a = nb::none(), "lent"_a = false,
+             nb::sig("def ship(self, dst: Any, table: Any, rows: Any, *, stream: int, width: int | None = None, lent: "
+                     "bool = False) -> None"),
+             "Row rows[i] of the table goes to row i of dst; the rest of dst stays untouched. dst: int32 (pools, n, 2, "
+             "blocks), a CUDA tensor or a DeviceArray. table: a numpy array or a CPU tensor of the same kind. rows: "
+             "numbers, or how many from the first on. lent: the caller leaves the table as it is until `settle` "
+             "returns, so this call need not wait until it is read.")
         .def("settle", &OffsetStager::settle, nb::call_guard<GilReleased>(),
              "Waits until the caller may write again to the tables that it has lent.")
         .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>(), "Counts of shipments and of waits.")
         .def("close", &OffsetStager::close, nb::call_guard<GilReleased>(),
              "Waits for pending shipments and gives the memory back. Later shipments raise.")
-        .def("__repr__", [](const Stager& stager) { return text_of(stager); });
-}
-
-void bind_offset_route(nb::module_& m) {
-    using namespace nb::literals;
-    nb::class_<OffsetRoute>(m, "OffsetRoute",
-                            "The way from one live table to one destination, which both stay where they are.")
-        .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
-             "dst_rows"_a, "dst_blocks"_a, "table"_a,
-             nb::sig("def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, "
-                     "dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None"))
-        .def("ship", &ship, "rows"_a, "stream"_a, "width"_a = nb::none(), "lent"_a = false,
-             nb::sig("def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None"),
-             "rows: row numbers, or how many from the first on. lent: the caller leaves the table as it is until the "
-             "stager has settled.")
-        .def("__repr__", [](const OffsetRoute& r) {
-            return Repr("OffsetRoute")
-                .add("pools", r.table().pools)
-                .add("rows", r.table().rows)
-                .add("dst_rows", r.dst_rows())
-                .add("width_max", r.width_max())
-                .text();
-        });
+        .def(
+            "__enter__", [](nb::handle self) { return nb::borrow(self); },
+            nb::sig("def __enter__(self) -> OffsetStager"))
+        .def(
+            "__exit__",
+            [](OffsetStager& self, nb::handle, nb::handle, nb::handle) { without_gil([&] { self.close(); }); },
+            "kind"_a.none(), "error"_a.none(), "trace"_a.none())
+        .def("__repr__", [](const StagerObject& stager) { return text_of(stager); });
 }
 
 void bind_copy_engine(nb::module_& m) {
@@ -242,7 +208,6 @@ void bind_copy_engine(nb::module_& m) {
 
 void bind_staging(nb::module_& m) {
     bind_stager(m);
-    bind_offset_route(m);
     bind_copy_engine(m);
 }
 

@@ -28,6 +28,7 @@ void bind_stats(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
 void bind_staging(nanobind::module_& module);
+void bind_offset_calls(nanobind::module_& module);
 void bind_offload(nanobind::module_& module);
 void bind_turn_lock(nanobind::module_& module);
 void bind_tier_index(nanobind::module_& module);

@@ -75,6 +75,7 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_manager(m);
     kvfix::bindings::bind_device(m);
     kvfix::bindings::bind_staging(m);
+    kvfix::bindings::bind_offset_calls(m);
     kvfix::bindings::bind_offload(m);
     kvfix::bindings::bind_turn_lock(m);
     kvfix::bindings::bind_tier_index(m);

@@ -27,6 +27,8 @@ class SlotWriter {
     std::byte* at_;
 };
 
+FlightRing* of_process = nullptr;
+
 std::int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -35,6 +37,20 @@ FlightRing::FlightRing(std::span<std::byte> slots) : slots_(slots) {
     if (slots.empty() || slots.size() % kSlotBytes != 0) {
         throw std::invalid_argument("a ring of " + std::to_string(slots.size()) + " bytes; its slots take " +
                                     std::to_string(kSlotBytes) + " each");
+    }
+}
+
+FlightRing::~FlightRing() {
+    if (of_process == this) {
+        of_process = nullptr;
+    }
+}
+
+void FlightRing::serve_process() { of_process = this; }
+
+void FlightRing::note_in_process(FlightKind kind, const std::array<std::int64_t, kValues>& values) {
+    if (of_process != nullptr) {
+        of_process->note(static_cast<std::uint16_t>(kind), values, {});
     }
 }
 

@@ -12,6 +12,9 @@
 
 namespace kvfix {
 
+// Kinds that native code notes; the others are Python's.
+enum class FlightKind : std::uint16_t { shipped = 7 };
+
 class FlightRing {
   public:
     static constexpr std::size_t kValues = 4;
@@ -22,6 +25,15 @@ class FlightRing {
 
     // `slots` is zeroed memory for a whole number of slots; anything else throws std::invalid_argument.
     explicit FlightRing(std::span<std::byte> slots);
+    FlightRing(const FlightRing&) = delete;
+    FlightRing& operator=(const FlightRing&) = delete;
+    ~FlightRing();
+
+    // Native code notes here from now on, until the ring ends or another takes its place. Whoever does that, notes and
+    // ends rings excludes the others from doing so (bindings: by the GIL).
+    void serve_process();
+    // Notes in that ring, if there is one.
+    static void note_in_process(FlightKind kind, const std::array<std::int64_t, kValues>& values);
 
     // Cuts off text that is too long.
     void note(std::uint16_t kind, const std::array<std::int64_t, kValues>& values, std::string_view text);

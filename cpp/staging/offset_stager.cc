@@ -1,6 +1,7 @@
 #include "staging/offset_stager.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "core/types.h"
@@ -52,6 +53,12 @@ StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode 
     return pays && device.has_kernels() && !device.simulated() ? StagerMode::early_copy : StagerMode::snapshot;
 }
 
+std::vector<std::uint32_t> numbers_to(std::uint32_t end) {
+    std::vector<std::uint32_t> numbers(end);
+    std::iota(numbers.begin(), numbers.end(), 0U);
+    return numbers;
+}
+
 std::size_t bytes_of(const Shipment& shipment, OffsetLayout layout) {
     return shipment.rows.size() * shipment.table.pools * planes_of(layout) * shipment.width * sizeof(std::int32_t);
 }
@@ -59,15 +66,18 @@ std::size_t bytes_of(const Shipment& shipment, OffsetLayout layout) {
 }  // namespace
 
 OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode)
-    : config_(checked(config)), mode_(resolve(*device, config, mode)) {
+    : device_(std::move(device)),
+      config_(checked(config)),
+      mode_(resolve(*device_, config, mode)),
+      every_row_(numbers_to(config.rows_max)) {
     if (mode == StagerMode::automatic) {
         early_from_ = {.lent = kLentBytesMin, .awaited = kEarlyCopyBytesMin};
     }
     if (mode_ == StagerMode::early_copy) {
-        early_ = std::make_unique<EarlyCopyStager>(device, config);
+        early_ = std::make_unique<EarlyCopyStager>(device_, config);
         ring_counters_.push_back(early_->ring_counters());
     }
-    snapshot_ = std::make_unique<SnapshotStager>(std::move(device), config);
+    snapshot_ = std::make_unique<SnapshotStager>(device_, config);
     ring_counters_.push_back(snapshot_->ring_counters());
 }
 
@@ -76,6 +86,12 @@ OffsetStager::~OffsetStager() {
         static_cast<void>(early_.release());
         static_cast<void>(snapshot_.release());
     }
+}
+
+std::span<const std::uint32_t> OffsetStager::first_rows(std::size_t count) const {
+    require(count <= every_row_.size(),
+            [&] { return std::to_string(count) + " rows of a table of " + std::to_string(every_row_.size()); });
+    return std::span(every_row_).first(count);
 }
 
 void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const {
@@ -104,7 +120,7 @@ void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_ro
 }
 
 void OffsetStager::ship(const Shipment& shipment, std::uint32_t dst_rows) {
-    home_.check("this NativeStager");
+    home_.check("this OffsetStager");
     const std::lock_guard guard(mutex_);
     check_shipment(shipment, dst_rows);
     ++ships_;
@@ -128,7 +144,7 @@ bool OffsetStager::ship_early(const Shipment& shipment) {
 }
 
 void OffsetStager::settle() {
-    home_.check("this NativeStager");
+    home_.check("this OffsetStager");
     const std::lock_guard guard(mutex_);
     if (early_ != nullptr) {
         early_->settle();
@@ -152,7 +168,7 @@ StagerStats OffsetStager::stats() const {
 }
 
 void OffsetStager::close() {
-    home_.check("this NativeStager");
+    home_.check("this OffsetStager");
     const std::lock_guard guard(mutex_);
     // Taken out first, so that the stager is closed even if something pending has failed.
     const auto early = std::move(early_);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,9 @@ class OffsetStager {
     void close();
 
     const StagerConfig& config() const { return config_; }
+    const Device& device() const { return *device_; }
+    // Row numbers for a shipment of so many rows from the first on. Throws std::invalid_argument if there are fewer.
+    std::span<const std::uint32_t> first_rows(std::size_t count) const;
 
   private:
     void check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const;
@@ -58,8 +62,10 @@ class OffsetStager {
     };
 
     const HomeProcess home_;
+    const std::shared_ptr<Device> device_;
     const StagerConfig config_;
     const StagerMode mode_;  // the one in use
+    const std::vector<std::uint32_t> every_row_;
     EarlyFrom early_from_;
     std::mutex mutex_;                                                // guards the stagers
     std::unique_ptr<EarlyCopyStager> early_;                          // in mode early_copy, until close()

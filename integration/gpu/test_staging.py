@@ -24,6 +24,10 @@ def device() -> native.Device:
     return native.open_device("cuda")
 
 
+def current_stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
 def stager(device: native.Device, layout: str, mode: str, rows: int, blocks: int, slots: int = 3) -> OffsetStager:
     scales = {} if layout == "v1" else {"index_scales": SCALES, "kv_offset": OFFSETS}
     return OffsetStager(
@@ -72,7 +76,7 @@ def test_overwriting_after_every_ship_changes_nothing(
                 scramble(rng, live)
                 rows = rng.integers(0, rows_max, rng.integers(0, rows_max + 1))
                 width = int(rng.integers(0, blocks + 1))
-                staging.ship(dst, table, rows, width=width)
+                staging.ship(dst, table, rows, stream=current_stream(), width=width)
                 expect(expected, live, rows, width, layout)
             behind = torch.cuda.Event()
             behind.record(stream)
@@ -94,7 +98,7 @@ def test_a_full_ring_waits_for_the_oldest_and_counts_it(device: native.Device) -
         for value in range(64):
             filler.fill_(value % 7)
             table.fill_(value)
-            staging.ship(dst, table, range(4))
+            staging.ship(dst, table, range(4), stream=current_stream())
         torch.cuda.synchronize()
         assert int(dst.unique()) == 63
         assert staging.stats().ring_waits > 0
@@ -110,7 +114,7 @@ def test_the_consumer_may_be_a_captured_graph(device: native.Device) -> None:
     with stager(device, "v1", "early_copy", 4, 8) as staging:
         for value in range(20):
             table.fill_(value)
-            staging.ship(dst, table, range(4))
+            staging.ship(dst, table, range(4), stream=current_stream())
             graph.replay()
             table.fill_(-1)
             torch.cuda.synchronize()
@@ -161,4 +165,4 @@ def test_one_stager_may_change_its_stream(device: native.Device) -> None:
 def test_a_destination_that_does_not_fit_is_refused(device: native.Device, dst: Callable[[], object], why: str) -> None:
     table = torch.zeros((2, 4, 2, 8), dtype=torch.int32, pin_memory=True)
     with stager(device, "v1", "auto", 4, 8) as staging, pytest.raises(ValueError, match=why):
-        staging.ship(dst(), table, range(4))
+        staging.ship(dst(), table, range(4), stream=current_stream())

@@ -97,23 +97,22 @@ from trtllm_kvfix import native
 
 faulthandler.dump_traceback_later(60, exit=True)
 device = native.open_device("cpu")
-stager = native.NativeStager(device, layout="v1", num_pools=1, rows_max=1, blocks_max=4)
+stager = native.OffsetStager(device=device, layout="v1", num_pools=1, rows_max=1, blocks_max=4)
 target = device.empty([1, 1, 2, 4], "int32")
 table = np.ones((1, 1, 2, 4), np.int32)
-route = native.OffsetRoute(stager, target.address, 8, 1, 4, table)
 stream = device.create_stream()
 gate = device.close_gate(stream)  # what is shipped stays pending
-route.ship(1, stream)
+stager.ship(target, table, 1, stream=stream)
 child = os.fork()
 if child == 0:
     signal.alarm(60)
     refused = 0
-    for call in (lambda: route.ship(1, stream), stager.settle, stager.close):
+    for call in (lambda: stager.ship(target, table, 1, stream=stream), stager.settle, stager.close):
         try:
             call()
         except RuntimeError as error:
             refused += "made in a parent" in str(error)
-    del route, stager
+    del stager
     os._exit(0 if refused == 3 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 device.open_gate(gate)

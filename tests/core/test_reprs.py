@@ -37,11 +37,12 @@ def of_the_manager() -> Iterator[object]:
 
 def of_devices() -> Iterator[object]:
     engine = native.CopyEngine(SIMULATED)
-    stager = native.NativeStager(SIMULATED, layout="v1", num_pools=1, rows_max=2, blocks_max=4)
+    stager = native.OffsetStager(device=SIMULATED, layout="v1", num_pools=1, rows_max=2, blocks_max=4)
     target = SIMULATED.empty((1, 2, 2, 4), "int32")
     table = np.zeros((1, 3, 2, 4), dtype=np.int32)
     yield from (SIMULATED, SIMULATED.pinned((2, 3), "uint8"), target, engine, stager, stager.stats())
-    yield native.OffsetRoute(stager, target.address, 8, 2, 4, table)
+    copies = native.PoolCopies(target, table, stager, lambda: 0, lends=False)
+    yield from (copies, copies[0, :1], native.OffsetLaunch(lambda *_: None), native.DeviceTable(target, SIMULATED))
     stager.close()
 
 
@@ -113,7 +114,10 @@ def test_says_the_values(texts: dict[type, str]) -> None:
     expected = {
         native.Device: "Device(name='simulated device, seed 0', has_kernels=True)",
         native.PinnedArray: "PinnedArray(shape=[2, 3], dtype='uint8')",
-        native.OffsetRoute: "OffsetRoute(pools=1, rows=3, dst_rows=2, width_max=4)",
+        native.PoolCopies: "PoolCopies(failed=False, has_taken=False)",
+        native.PoolSelection: "PoolSelection(index=(0, slice(None, 1, None)))",
+        native.OffsetLaunch: "OffsetLaunch(known=0)",
+        native.DeviceTable: "DeviceTable(rows=2, blocks=4)",
         native.CopyEngine: "CopyEngine(in_flight=0, transfers_max=64, waits=0)",
         native.EndedTransfer: "EndedTransfer(job=7, bytes=64, error='')",
         native.PrefixHashes: "PrefixHashes(request_id=1, blocks=2)",

@@ -11,8 +11,11 @@ import pytest
 from tests.fixes.applied import applied, standing_in
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.input_copy_fence import fix as fence_fix
+from trtllm_kvfix.fixes.staged_offsets_v1 import destination
+from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, stagers
+from trtllm_kvfix.staging.place import stream_for
 
 REQUESTS = 24
 V1 = ["A", "B", "B2", "C"]
@@ -176,18 +179,19 @@ def test_a_table_that_was_lent_is_settled_before_it_is_filled_again(monkeypatch:
 
     def noting(what: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
-            order.append(what if kwargs.get("lent", True) else "ship for good")
+            order.append(what)
             return method(*args, **kwargs)
 
         return noted
 
-    monkeypatch.setattr(OffsetStager, "ship", noting("ship", OffsetStager.ship))
-    monkeypatch.setattr(OffsetStager, "settle", noting("settle", OffsetStager.settle))
+    # A shipment asks for its stream.
+    monkeypatch.setattr(destination, "stream_for", lambda tensor: noting("ship", stream_for(tensor)))
+    monkeypatch.setattr(StagedDestination, "begin", noting("begin", StagedDestination.begin))
     with standing_in("C"), applied(["staged-offsets-v1"]):
         server = Server({})
         bound = type(server.manager.impl)
         monkeypatch.setattr(bound, "copy_batch_block_offsets", noting("fill", bound.copy_batch_block_offsets))
         server.serve(server.workload(3))
-    steps = "-".join(order).split("settle")
+    steps = "-".join(order).split("begin")
     assert len(steps) > 3 and steps[0] == ""
     assert all(step.strip("-").replace("fill-", "") == "ship" for step in steps[1:]), steps

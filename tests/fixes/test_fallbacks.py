@@ -26,7 +26,7 @@ from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import on_stream
+from trtllm_kvfix.staging import OffsetStager, on_stream, stagers
 
 V1, V2 = "fixes.staged_offsets_v1", "fixes.staged_offsets_v2"
 
@@ -80,20 +80,42 @@ def arrived_with(place: str, statements: Callable[[Any, Any], None], *, always: 
 
 
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
-@pytest.mark.parametrize("method", ["receive", "_recognised", "_ship_parts", "_ship"])
-def test_a_pool_that_was_recorded_is_not_lost_when_the_next_fails(method: str, always: bool) -> None:
-    seen, expected, tried = arrived_with(f"{V1}.destination.StagedDestination.{method}", by_pool(3), always=always)
+def test_a_pool_that_was_taken_is_not_lost_when_the_shipment_fails(always: bool) -> None:
+    seen, expected, tried = arrived_with("staging.place.current_place", by_pool(3), always=always)
     np.testing.assert_array_equal(seen[:, :3], expected[:, :3])
     assert tried.faults == 1, "what is left of a call does without us"
 
 
 def test_pools_left_over_at_the_end_are_not_lost_when_that_fails() -> None:
-    def unlike(dst: Any, table: Any) -> None:
-        dst[1, :2].copy_(table[1, :2], non_blocking=True)
+    def one_of_two(dst: Any, table: Any) -> None:
+        dst[0, :2].copy_(table[0, :2], non_blocking=True)
 
-    seen, expected, tried = arrived_with(f"{V1}.destination.StagedDestination._ship_parts", unlike, always=True)
-    np.testing.assert_array_equal(seen[1, :2], expected[1, :2])
+    seen, expected, tried = arrived_with(f"{V1}.destination.StagedDestination._places_left", one_of_two, always=False)
+    np.testing.assert_array_equal(seen[0, :2], expected[0, :2])
     assert tried.faults == 1
+
+
+@pytest.mark.parametrize("variant", ["B", "C"])
+@pytest.mark.parametrize(("fix_id", "llm_args"), [("staged-offsets-v1", {}), ("staged-offsets-v2", WITH_V2)])
+def test_a_stager_that_fails_is_a_fault_and_the_fallback_is_right(
+    variant: str, fix_id: str, llm_args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The native part throws, at the first shipment of each table and at all later ones."""
+    made = OffsetStager
+
+    def closed(**how: Any) -> OffsetStager:
+        stager = made(**how)
+        stager.close()
+        return stager
+
+    monkeypatch.setattr(stagers, "OffsetStager", closed)
+    with standing_in(variant), applied([fix_id]):
+        server = Server(llm_args)
+        with server.stall() as stall:
+            server.serve(server.workload(16))
+        assert stall.held > 0 and server.witness.corrupt("block offsets") == []
+        assert fuse.of(fix_id).blown
+        server.close()
 
 
 class Theirs(Exception):

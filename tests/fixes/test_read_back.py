@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.fixes.applied import only, standing_in
 from tests.standin.serving import Server
+from trtllm_kvfix import native
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import PoolCopies
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixSettings
-from trtllm_kvfix.staging import OffsetStager, current_place
-from trtllm_kvfix.staging.destination import Destination
+from trtllm_kvfix.staging import current_place
 from trtllm_kvfix.staging.read_back import ReadBack
 
 REQUESTS = 24
@@ -56,13 +59,22 @@ def counts(fix_id: str) -> tuple[int, int]:
     return tuple(int(each.by_fix().get(fix_id, 0)) for each in pair)  # type: ignore[return-value]  # a pair
 
 
-def racy_ship(_: OffsetStager, dst: Any, table: Any, rows: int, **__: Any) -> None:
-    """Ships as upstream does: the copy reads the live table when the stream gets there."""
-    device, stream = current_place()
-    target, (_, table_rows, _, blocks) = Destination.of(dst, device), table.shape
-    for pool in range(table.shape[0]):
-        source = table.__array_interface__["data"][0] + pool * table_rows * 2 * blocks * 4
-        device.copy(target.address + pool * target.pool_stride * 4, source, rows * 2 * blocks * 4, stream)
+def reading_late(destination: StagedDestination, index: Any) -> Any:
+    """What the fix ships is overwritten as upstream would ship it: the copy reads the live table when the stream gets
+    there."""
+    selection = PoolCopies.__getitem__(destination, index)
+
+    def copy_(source: Any, non_blocking: bool = False) -> None:
+        selection.copy_(source, non_blocking)
+        device, stream = current_place()
+        pool, rows, *_ = index
+        target = native.DeviceTable(destination.tensor, device)
+        for each in range(destination.table.shape[0]) if isinstance(pool, slice) else [pool]:
+            to = target.address + each * target.pool_stride * 4
+            from_ = destination.table[each].data_ptr()
+            device.copy(to, from_, rows.stop * 2 * target.blocks * 4, stream)
+
+    return SimpleNamespace(copy_=copy_)
 
 
 @pytest.mark.parametrize(("variant", "fix_id"), ARMS)
@@ -75,7 +87,7 @@ def test_what_was_staged_arrived_as_meant(variant: str, fix_id: str) -> None:
 
 @pytest.mark.parametrize("variant", ["A", "B", "C"])
 def test_a_v1_shipment_that_reads_late_is_counted(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OffsetStager, "ship", racy_ship)
+    monkeypatch.setattr(StagedDestination, "__getitem__", reading_late)
     with standing_in(variant), looked_at(V1):
         steps, read_back, wrong = seen(V1, variant)
         assert read_back == steps and wrong > steps / 2

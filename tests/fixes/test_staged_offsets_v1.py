@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,41 +156,34 @@ def test_the_rest_is_the_tensors_own(scene: Scene) -> None:
 # ---- for the tests of all fixes (proofs.py) ----
 
 
-def from_the_live_table(destination: Any, index: Any, source: Any) -> None:
+def from_the_live_table(destination: Any, index: Any) -> Any:
     """The V1 destination as upstream's own: the device reads the table when it gets there."""
-    pool, rows = index
-    memory = destination.tensor.memory
-    row_bytes = memory.nbytes // memory.shape[0] // memory.shape[1]
-    device, stream = current_place()
-    device.copy(memory.address + pool * memory.shape[1] * row_bytes, source.data_ptr(), rows.stop * row_bytes, stream)
+
+    def copy_(source: Any, non_blocking: bool = False) -> None:
+        del non_blocking
+        pool, rows = index
+        memory = destination.tensor.memory
+        row_bytes = memory.nbytes // memory.shape[0] // memory.shape[1]
+        device, stream = current_place()
+        to = memory.address + pool * memory.shape[1] * row_bytes
+        device.copy(to, source.data_ptr(), rows.stop * row_bytes, stream)
+
+    return SimpleNamespace(copy_=copy_)
 
 
 ROOM = "fixes.staged_offsets_v1"
-BROKEN = Broken(f"{ROOM}.destination.StagedDestination.receive", from_the_live_table)
-
-MAKING = ("native.NativeStager", "native.OffsetRoute", "staging.offset_stager.Destination.of")
-SHIPPING = ("staging.offset_stager.OffsetStager.ship", "native.OffsetRoute.ship")
+BROKEN = Broken(f"{ROOM}.destination.StagedDestination.__getitem__", from_the_live_table)
 
 CALLS = (
     f"{ROOM}.fix._destination",
-    *(f"{ROOM}.destination.{name}" for name in ("StagedDestination.begin", "StagedDestination.receive")),
-    f"{ROOM}.destination.StagedDestination._ship",
-    *(f"{ROOM}.destination.{name}" for name in ("memory_of", "is_too_wide", "_is_plain")),
+    *(f"{ROOM}.destination.{name}" for name in ("StagedDestination.begin", "is_too_wide", "stream_for")),
+    "staging.place.current_place",  # where the native part asks for the stream
     "staging.stagers.Stagers.of",
     "staging.stagers.current_place",
     "staging.stagers.OffsetStager",
-    *MAKING,
-    *SHIPPING,
-)
-LENT = (
-    f"{ROOM}.destination.StagedDestination.settle",
-    "staging.offset_stager.OffsetStager.settle",
-    "native.NativeStager.settle",
 )
 
 PLACES = (
-    *(Place(name, "A", serve) for name in CALLS),
-    *(Place(name, variant, serve) for variant in ("B", "C") for name in (*CALLS, *LENT)),
-    *(Place(f"{ROOM}.destination.{name}", "C", serve, attributes=(("staging.stagers.POOLS_MAX", 0),))
-      for name in ("StagedDestination._recognised", "StagedDestination._ship_parts")),
-)  # fmt: skip
+    *(Place(name, variant, serve) for variant in ("A", "B", "C") for name in CALLS),
+    Place(f"{ROOM}.destination.StagedDestination.flush", "C", serve, attributes=(("staging.stagers.POOLS_MAX", 0),)),
+)

@@ -9,7 +9,7 @@ from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place, serve
 from tests.fixes.proofs import Broken
-from tests.fixes.test_staged_offsets_v1 import MAKING, SHIPPING
+from trtllm_kvfix.native import OffsetLaunch
 from trtllm_kvfix.staging import OffsetStager, current_place, stagers
 
 BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
@@ -66,14 +66,18 @@ def test_another_engine_that_ships_in_between_reaches_nothing(
         theirs.add(7, 9)
         theirs.add(8, 11)
         assert theirs.arrived(0, theirs.ship(0, [8]))
-        ship, between = OffsetStager.ship, [lambda: theirs.ship(1, [7, 8])]
+        between = [lambda: theirs.ship(1, [7, 8])]
 
-        def shipping(*args: Any, **kwargs: Any) -> None:
-            if between:
-                between.pop()()
-            ship(*args, **kwargs)
+        def coming_between(ship: Callable[..., Any]) -> Callable[..., Any]:
+            def shipping(*args: Any, **kwargs: Any) -> Any:
+                if between:
+                    between.pop()()
+                return ship(*args, **kwargs)
 
-        monkeypatch.setattr(OffsetStager, "ship", shipping)
+            return shipping
+
+        for kind in (OffsetStager, OffsetLaunch):
+            monkeypatch.setattr(kind, "ship", coming_between(kind.ship))
         for _ in range(2):  # the second time a stager ships, whatever the build
             assert mine.arrived(0, mine.ship(0, [0]))
         for bench in (mine, theirs):
@@ -124,12 +128,12 @@ DRAFTING: dict[str, Any] = {"speculative_config": {}}
 TOO_WIDE = (("staging.stagers.POOLS_MAX", 1),)
 
 CALLS = (
-    *(f"{ROOM}.fix.{name}" for name in ("is_on_device", "is_too_wide", "memory_of")),
+    *(f"{ROOM}.fix.{name}" for name in ("is_on_device", "is_too_wide")),
     "staging.stagers.current_place",
     "staging.stagers.OffsetStager",
-    *MAKING,
-    *SHIPPING,
 )
+UNSCALED = (f"{ROOM}.fix.memory_of", "native.OffsetStager.ship")
+SCALED = ("native.OffsetLaunch.ship",)
 WIDE = (
     *(f"{ROOM}.fix.{name}" for name in ("private_lot", "keep_until_read")),
     f"{ROOM}.fix.current_place",
@@ -137,8 +141,9 @@ WIDE = (
 )
 
 PLACES = (
-    *(Place(name, variant, serve, V2) for variant in ("B", "C") for name in CALLS),
-    *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in CALLS),
+    *(Place(name, "B", serve, V2) for name in (*CALLS, *UNSCALED)),
+    *(Place(name, "C", serve, V2) for name in (*CALLS, *SCALED)),
+    *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in (*CALLS, *SCALED)),
     Place("staging.stagers.Stagers.of", "B", serve, V2),
     Place("staging.stagers.Stagers.of_lasting", "C", serve, V2),
     Place(f"{ROOM}.fix.v2", "C", serve, V2),

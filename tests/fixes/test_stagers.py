@@ -35,7 +35,7 @@ def test_a_stager_goes_with_its_table_and_its_work_stays_counted() -> None:
     with on_stream(bench.device, bench.stream):
         for _ in range(3):
             table = bench.pinned(SHAPE)
-            every.of(table, v1).ship(bench.output.memory, table, range(2))
+            every.of(table, v1).ship(bench.output.memory, table, range(2), stream=bench.stream)
             del table
             gc.collect()
     assert every._entries == {}
@@ -52,7 +52,7 @@ def test_a_table_that_goes_while_its_work_is_counted_is_counted_once(
     before = counters.staged_shipments.value
     with on_stream(bench.device, bench.stream):
         for table in tables:
-            every.of(table, v1).ship(bench.output.memory, table, range(2))
+            every.of(table, v1).ship(bench.output.memory, table, range(2), stream=bench.stream)
         del table
     add, turn = Counter.add, iter(range(100))
 
@@ -76,7 +76,7 @@ def test_work_of_tables_that_went_does_not_pile_up_uncounted() -> None:
     with on_stream(bench.device, bench.stream):
         for _ in range(5):
             table = bench.pinned(SHAPE)
-            every.of(table, v1).ship(bench.output.memory, table, range(2))
+            every.of(table, v1).ship(bench.output.memory, table, range(2), stream=bench.stream)
             del table
             gc.collect()
             assert len(every._gone) == 1
@@ -129,7 +129,7 @@ def test_bytes_and_waits_for_a_slot_are_counted() -> None:
     def ship(times: int) -> None:
         with on_stream(bench.device, bench.stream):
             for _ in range(times):
-                every.of(bench.table, v1).ship(bench.output.memory, bench.table, range(2))
+                every.of(bench.table, v1).ship(bench.output.memory, bench.table, range(2), stream=bench.stream)
 
     ship(2)
     one_more = threading.Thread(target=ship, args=(1,))

@@ -35,12 +35,11 @@ class Scene:
     def hold(self) -> int:
         return self.device.close_gate(self.stream)
 
-    def stager(self) -> native.NativeStager:
-        made = native.NativeStager(
-            self.device, layout="v1", num_pools=1, rows_max=1, blocks_max=4, mode="early_copy", slots=2
+    def stager(self) -> native.OffsetStager:
+        made = native.OffsetStager(
+            device=self.device, layout="v1", num_pools=1, rows_max=1, blocks_max=4, mode="early_copy", slots=2
         )
-        self.route = native.OffsetRoute(made, self.target.address, 8, 1, 4, self.source.array)
-        self.route.ship(1, self.stream)
+        made.ship(self.target, self.source.array, 1, stream=self.stream)
         return made
 
     def copy_engine(self) -> native.CopyEngine:
@@ -49,14 +48,8 @@ class Scene:
         return made
 
 
-def stager(scene: Scene) -> Any:
-    made = scene.stager()
-    del scene.route  # which keeps the stager
-    return made
-
-
 KINDS: dict[str, Callable[[Scene], Any]] = {
-    "stager": stager,
+    "stager": Scene.stager,
     "copy engine": Scene.copy_engine,
     # These wait on a GPU alone, whose driver gives memory back behind all streams.
     "pinned array": lambda scene: scene.device.pinned([4], "int32"),

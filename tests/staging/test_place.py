@@ -2,11 +2,11 @@
 
 import threading
 
-import numpy as np
 import pytest
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import OffsetStager, current_place, on_stream
+from trtllm_kvfix.staging import current_place, on_stream
+from trtllm_kvfix.staging.place import stream_for
 
 
 def test_a_place_holds_inside_its_block_and_nests() -> None:
@@ -32,17 +32,9 @@ def test_another_thread_has_no_place_of_this_one() -> None:
     assert seen
 
 
-def test_a_ship_without_a_stream_goes_to_the_place() -> None:
+def test_copies_to_a_tensor_go_to_the_place_of_the_thread_that_makes_them() -> None:
     device = native.open_device("cpu")
-    stream = device.create_stream()
-    table = np.arange(2 * 4, dtype=np.int32).reshape(1, 1, 2, 4)
-    dst = device.empty([1, 1, 2, 4], "int32")
-    gate = device.close_gate(stream)
-    with OffsetStager(layout="v1", num_pools=1, rows_max=1, blocks_max=4, device=device) as stager:
+    asked = stream_for(device.empty([1, 1, 2, 4], "int32"))
+    for stream in (1, 2):
         with on_stream(device, stream):
-            stager.ship(dst, table, [0])
-        behind = device.create_event()
-        device.record(behind, stream)
-        assert not device.done(behind)
-        device.open_gate(gate)
-        np.testing.assert_array_equal(device.download(dst, stream), table)
+            assert asked() == stream

@@ -16,6 +16,7 @@ from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import flight
+from trtllm_kvfix.native import OffsetLaunch, PoolCopies
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import Mark, OffsetStager, current_place, on_stream
 from trtllm_kvfix.staging.read_back import ReadBack
@@ -37,17 +38,15 @@ class Things:
         lane = native.TransferLane(device, order="stream")
         target = device.empty(SHAPE, "int32")
         table = device.pinned(SHAPE, "int32")
-        stager = native.NativeStager(device, layout="v1", num_pools=1, rows_max=4, blocks_max=8)
-        route = native.OffsetRoute(stager, target.address, 64, 4, 8, table.array)
-        route.ship(2, stream)
+        stager = OffsetStager(layout="v1", num_pools=1, rows_max=4, blocks_max=8, device=device)
+        copies = PoolCopies(target, table.array, stager, lambda: stream, lends=True)
         index = native.TierIndex(8, tokens_per_block=4)
         turns = Turns()
         with on_stream(device, stream):
             place = current_place()
             mark = Mark(device, stream)
             mark.record()
-            python_stager = OffsetStager(layout="v1", num_pools=1, rows_max=4, blocks_max=8, device=device)
-            python_stager.ship(target, np.zeros(SHAPE, np.int32), 2, stream=stream)
+            stager.ship(target, np.zeros(SHAPE, np.int32), 2, stream=stream)
             lot = staged_offsets_v2.Lot(device.pinned((4,), "int32"), device.pinned((4,), "int32"))
             staged_offsets_v2.keep_until_read(lot, stream)
         graph_memory = device.pinned((4,), "int32")
@@ -57,9 +56,10 @@ class Things:
             "native mark": marks.set(stream),
             "marks": marks,
             "lane": lane,
-            "route": route,
+            "copies": copies,
+            "selection": copies[0, :1],
+            "launch": OffsetLaunch(lambda *_: stager),
             "stager": stager,
-            "python stager": python_stager,
             "engine": native.CopyEngine(device),
             "pool": native.HostPool(device, host_bytes=1 << 16, block_bytes=4096),
             "hashes": native.PrefixHashes(native.SequenceRequest(2, list(range(64))), manager.config),
@@ -90,7 +90,7 @@ class Things:
             noted,
             noted,
             kept["lane"].stats,
-            lambda: kept["route"].ship(1, kept["stream"]),
+            lambda: kept["stager"].ship(kept["target"], kept["view"], 1, stream=kept["stream"]),
             kept["manager"].digest,
             kept["index"].stats,
         ]

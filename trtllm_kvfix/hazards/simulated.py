@@ -32,6 +32,9 @@ class HostTensor:
     def data_ptr(self) -> int:
         return int(self._array.__array_interface__["data"][0])
 
+    def numel(self) -> int:
+        return int(self._array.size)
+
     def tolist(self) -> Any:
         return self._array.tolist()
 

@@ -36,7 +36,7 @@ STARTED = Kind(3, "engine started", ("rank", "world_size"))
 LOOP_FAILED = Kind(4, "loop failed", ())  # text: the exception
 BATCH_CUT = Kind(5, "batch cut", ("tokens_before", "tokens_after", "trimmed", "deferred"))
 REORDERED = Kind(6, "admission reordered", ("requests", "tokens_expected"))
-SHIPPED = Kind(7, "shipped", ("rows", "pools"))
+SHIPPED = Kind(FlightRing.SHIPPED, "shipped", ("rows", "pools"))
 FENCE_WAITED = Kind(8, "fence waited", ("wait_us",))
 HELD_BACK = Kind(9, "store held back", ("request_id", "tokens_left"))
 STORED = Kind(10, "blocks stored", ("blocks",))
@@ -50,6 +50,7 @@ class Recorder:
     def __init__(self) -> None:
         self._memory: bytearray | mmap.mmap = _empty()
         self._ring = FlightRing(_slots_of(self._memory))
+        self._ring.serve_process()
         self._lock = threading.Lock()  # around the change of memory
 
     def note(self, kind: Kind, *values: int, text: str = "") -> None:

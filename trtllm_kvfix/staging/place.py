@@ -9,7 +9,7 @@ On a GPU that is torch's current stream. For memory of our own there is no torch
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from trtllm_kvfix import native
@@ -43,12 +43,17 @@ def current_place() -> Place:
     return Place(_device(index), stream_of_torch()(index))
 
 
+def stream_for(tensor: Any) -> Callable[[], int]:
+    """Returns what asks for the stream on which this thread copies to the tensor."""
+    if not getattr(tensor, "is_cuda", False):
+        return lambda: current_place().stream
+    return partial(stream_of_torch(), int(tensor.device.index))
+
+
 @cache
 def stream_of_torch() -> Callable[[int], int]:
-    """Asks torch for the number of a device's current stream, by a shortcut if torch has one.
-
-    Making a `torch.cuda.Stream` to read the number takes longer than everything else that `ship` does in Python.
-    """
+    """Asks torch for the number of a device's current stream, by a shortcut if torch has one: making a
+    `torch.cuda.Stream` to read the number takes longer than all of a shipment but the driver's calls."""
     import torch  # noqa: PLC0415  only where tensors are
 
     shortcut: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)

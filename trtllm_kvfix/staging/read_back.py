@@ -18,7 +18,6 @@ from trtllm_kvfix import native
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, counting
 from trtllm_kvfix.staging import in_use
-from trtllm_kvfix.staging.destination import Destination
 from trtllm_kvfix.staging.mark import Mark
 from trtllm_kvfix.staging.place import current_place
 
@@ -93,7 +92,7 @@ class ReadBack:
         dst, meant, stream = shipment
         device, current = current_place()
         stream = current if stream is None else stream
-        target = Destination.of(dst, device)
+        target = native.DeviceTable(dst, device)
         pools, rows = meant.shape[:2]
         memory = self._memory(device, (pools, target.rows, 2, target.blocks))
         row_bytes = 2 * target.blocks * WORD_BYTES

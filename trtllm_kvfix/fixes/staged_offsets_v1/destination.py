@@ -1,14 +1,14 @@
 """The device tensor as upstream's method sees it: indexing and `copy_` are ours, the rest is the tensor's own.
 
-The methods that upstream calls here may raise only what upstream's own statement would have raised. So
-`_Selection.copy_` asks the destination inside a `try`, and runs the statement itself, where one is left to run, outside
-of it.
+What upstream calls here may raise only what its own statement would have raised. So a failure of ours is caught, and
+the statement runs as it is, outside of the `try`.
 """
 
 from typing import Any, NamedTuple
 
-from trtllm_kvfix.metrics import flight
+from trtllm_kvfix.native import PoolCopies
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging.place import stream_for
 from trtllm_kvfix.staging.read_back import Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1
 
@@ -28,94 +28,61 @@ class PoolRows(NamedTuple):
         return self.pool, slice(None, self.rows), WHOLE, slice(None, self.width)
 
 
-class StagedDestination:
-    """It serves every call that ships this table to this tensor, so what does not change is looked up once. Calls come
-    from one thread at a time, as upstream's do."""
+class StagedDestination(PoolCopies):
+    """It serves every call that ships this table to this tensor, from one thread at a time, as upstream's calls come.
+
+    The copies that upstream is known to make are taken natively, and go out together. All others come to `otherwise`.
+    """
 
     def __init__(self, tensor: Any, table: Any, stagers: Stagers, tried: Fuse, *, lends: bool = False) -> None:
-        self.tensor = tensor
-        self.table = table
+        stager = None if is_too_wide(table) else stagers.of(table, v1)
+        super().__init__(tensor, table, stager, stream_for(tensor), lends=lends)
         self.stagers = stagers
         self.tried = tried
-        self._lends = lends  # the code that fills the table calls `begin` first
-        self.failed = False  # in this call: what is left of it goes by blocking copies
-        self._memory = memory_of(tensor)
-        self._array = table.numpy()
-        self._pools, rows, planes, blocks = table.shape
-        self._pool_bytes = rows * planes * blocks * WORD_BYTES
         self._address = table.data_ptr()
-        self._stager = None if is_too_wide(table) else stagers.of(table, v1)
-        self.parts: list[PoolRows] = []  # what has been copied and not been shipped
-
-    def __getitem__(self, index: Any) -> "_Selection":
-        return _Selection(self, index)
+        self._nbytes = table.numel() * WORD_BYTES
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
 
-    def begin(self) -> None:
-        """Call before the table is filled: when this returns, nothing reads it any more. Forgets what a failed call
-        left behind."""
-        self.failed = False
-        self.parts = []
-        if self._lends:
-            self.settle()
-
-    def settle(self) -> None:
-        """Take lent memory back for upstream, whichever destination it went to."""
-        if self._stager is not None:
-            self._stager.settle()
-
-    def receive(self, index: Any, source: Any) -> Any:
-        """If upstream copies out of the live table, take a snapshot and return None. Otherwise return the source of the
-        copy, which is not written before the copy is done."""
-        offset = source.data_ptr() - self._address
-        if offset == 0 and self._pools == 1 and self._stager is not None and _is_plain(index):
-            self._ship(index[1].stop)  # the usual case
-            return None
-        is_live = 0 <= offset < self._pools * self._pool_bytes
-        parts = self._recognised(index, offset) if is_live else []
-        if not parts:
-            return source.clone() if is_live else source
-        whole = self.parts + parts
-        if len(whole) < self._pools:
-            self.parts = whole
-            return None
-        self._ship_parts(whole)
-        self.parts = []
-        return None
+    def otherwise(self, index: Any, source: Any, non_blocking: bool) -> None:
+        """A copy that was not taken: out of the live table, it needs a source that nobody writes meanwhile."""
+        left = source
+        if not self.failed:
+            try:
+                self.raise_failure()
+                self.flush()
+                if 0 <= source.data_ptr() - self._address < self._nbytes:
+                    left = source.clone()
+            except Exception as error:
+                self.tried.fault(error)
+                self.failed = True
+        self.tensor[index].copy_(left, non_blocking=non_blocking and not self.failed)
 
     def flush(self) -> None:
-        """Upstream's method has returned: ship what it copied and we have not shipped."""
-        if self.parts:
-            self._ship_parts(self.parts)
-            self.parts = []
+        """Copies of some pools have been taken and not of the others: each goes out by itself."""
+        for place in self._places_left():
+            self.tensor[place].copy_(self.table[place].clone(), non_blocking=True)
+        self.drop_taken()
 
     def copy_rest(self) -> None:
-        """Copy what `flush` has not shipped, by upstream's own statement, which returns when the copy is done."""
-        parts, self.parts = self.parts, []
-        for part in parts:
-            self.tensor[part.place].copy_(self.table[part.place], non_blocking=False)
+        """Copy what has not been shipped by upstream's own statement, which returns when the copy is done."""
+        places = self._places_left()
+        self.drop_taken()
+        for place in places:
+            self.tensor[place].copy_(self.table[place], non_blocking=False)
 
-    def _ship(self, rows: int, width: int | None = None) -> None:
-        self._stager.ship(self._memory, self._array, rows, width=width, lent=self._lends)  # type: ignore[union-attr]
-        flight.note(flight.SHIPPED, rows, self._pools)
+    def _places_left(self) -> list[Any]:
+        pools, rows, width = self.taken
+        return [PoolRows(pool, rows, width).place for pool in range(pools)]
+
+    def read_back(self) -> None:
+        """After a call: perhaps look at what it has shipped."""
         read_back = self.stagers.read_back
-        if read_back is not None and read_back.due():
-            read_back.look(lambda: Shipment(self._memory, self._array[:, :rows, :, :width].copy()))
-
-    def _ship_parts(self, parts: list[PoolRows]) -> None:
-        """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""
-        _, rows, width = parts[0]
-        in_order = len(parts) == self._pools and all(part == (i, rows, width) for i, part in enumerate(parts))
-        if self._stager is not None and in_order:
-            self._ship(rows, width)
+        if read_back is None or self.shipped is None or not read_back.due():
             return
-        for part in parts:
-            self.tensor[part.place].copy_(self.table[part.place].clone(), non_blocking=True)
-
-    def _recognised(self, index: Any, offset: int) -> list[PoolRows]:
-        return recognised(index, offset, self._pools, self._pool_bytes)
+        rows, width = self.shipped
+        read_back.look(lambda: Shipment(memory_of(self.tensor), self.table.numpy()[:, :rows, :, :width].copy()))
 
 
 class BlockingDestination:
@@ -140,26 +107,6 @@ class _Blocking:
     def copy_(self, source: Any, non_blocking: bool = False) -> "_Blocking":
         del non_blocking
         self._selected.copy_(source, non_blocking=False)
-        return self
-
-
-class _Selection:
-    __slots__ = ("_destination", "_index")
-
-    def __init__(self, destination: StagedDestination, index: Any) -> None:
-        self._destination = destination
-        self._index = index
-
-    def copy_(self, source: Any, non_blocking: bool = False) -> "_Selection":
-        destination, left = self._destination, source
-        if not destination.failed:
-            try:
-                left = destination.receive(self._index, source)
-            except Exception as error:
-                destination.tried.fault(error)
-                destination.failed = True
-        if left is not None:
-            destination.tensor[self._index].copy_(left, non_blocking=non_blocking and not destination.failed)
         return self
 
 
@@ -224,14 +171,3 @@ def recognised(index: Any, offset: int, pools: int, pool_bytes: int) -> list[Poo
 
 def _is_head(index: Any) -> bool:
     return isinstance(index, slice) and index.start is None and index.step is None
-
-
-def _is_plain(index: Any) -> bool:
-    """[0, :rows] or [:, :rows], with a number of rows."""
-    return (
-        type(index) is tuple
-        and len(index) == 2
-        and (index[0] == 0 or index[0] == WHOLE)
-        and _is_head(index[1])
-        and index[1].stop is not None
-    )

@@ -108,7 +108,7 @@ def _destination(
 
 def _finish_call(destination: StagedDestination, tried: fuse.Fuse, faults_before: int) -> None:
     """Upstream's method has returned: ship what it left, and note whether the call succeeded."""
-    if destination.parts:
+    if destination.has_taken:
         if not destination.failed:
             try:
                 destination.flush()
@@ -117,6 +117,7 @@ def _finish_call(destination: StagedDestination, tried: fuse.Fuse, faults_before
         destination.copy_rest()
     if tried.faults == faults_before:
         tried.in_a_row = 0
+    destination.read_back()
 
 
 def _take_back(owner: Any) -> None:

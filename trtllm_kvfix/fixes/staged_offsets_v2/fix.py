@@ -1,8 +1,8 @@
 """V2 block offsets: the kernel reads only what is ours, never the live table or the shared copy index (H2).
 
 If the cache writes into a row later, in the same iteration or because the row has a new owner, that does not reach an
-earlier call. The rows of the batch are read out of the live table during the call; or, where a copy engine reads them,
-before any writer can reach them again (lending.py). Copies get snapshots of rows, copy index and scratch ranges.
+earlier call. The rows of the batch are read out of the live table during the call. Copies get snapshots of rows, copy
+index and scratch ranges.
 
 If our own code fails, upstream's kernel is launched as the caller asked, and the call returns when it has run. A fix
 that stands down does the same.
@@ -23,11 +23,10 @@ import numpy as np
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import CopyFilter
-from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, Lender, Lending, way_back
-from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
 from trtllm_kvfix.metrics import flight
+from trtllm_kvfix.native import OffsetLaunch
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
@@ -67,6 +66,7 @@ def fresh_pinned(tensor: Any) -> Any:
 
 
 ID = "staged-offsets-v2"
+TABLE = "host_kv_cache_block_offsets"
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
@@ -76,9 +76,9 @@ SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_sc
 Staged = tuple[tuple[Any, ...], Lot | None] | None
 
 
-def lending_copy(lending: Lending, copy_filter: CopyFilter, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`copy_batch_block_offsets` of the manager: what the launch inside it ships may be read after it has returned. It
-    may launch nothing, where it has recorded the same rows for the same tensor."""
+def forgetting_copy(copy_filter: CopyFilter, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`copy_batch_block_offsets` of the manager, which may launch nothing, where it has recorded the same rows for the
+    same tensor."""
     tried = fuse.of(ID)
 
     def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,52 +86,28 @@ def lending_copy(lending: Lending, copy_filter: CopyFilter, original: Callable[.
             copy_filter.forget(dst_tensor)
         except Exception as error:
             tried.fault(error)
-        lender = lending.during(self)
-        try:
-            return original(self, dst_tensor, *args, **kwargs)
-        finally:
-            if lender is not None:
-                lending.leave(lender)
+        return original(self, dst_tensor, *args, **kwargs)
 
     return copy_batch_block_offsets
 
 
-def staged_launch(stagers: Stagers, lending: Lending, original: Callable[..., Any]) -> Callable[..., Any]:
+def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool."""
 
-    def stage(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Staged:
-        lender = lending.lender()
-        way = None if lender is None else lender.way
-        if lender is None or way is None or not way.leads(input, output, index_scales, kv_offset):
-            return stage_anew(lender, input, output, copy_index, index_scales, kv_offset, stream)
-        rows = copy_index.numpy()
-        lender.lend_to(way.stager)
-        way.ship(rows, stream, None, True)
-        flight.note(flight.SHIPPED, len(rows), way.pools)
-        return None
+    def stager_of(input: Any, index_scales: Any, kv_offset: Any) -> OffsetStager | None:
+        if is_on_device(input) or is_too_wide(input):
+            return None
+        return stagers.of_lasting(v2, input, index_scales, kv_offset)
 
-    def stage_anew(
-        lender: Lender | None,
-        input: Any,
-        output: Any,
-        copy_index: Any,
-        index_scales: Any,
-        kv_offset: Any,
-        stream: int,
-    ) -> Staged:
+    launch = OffsetLaunch(stager_of)
+
+    def stage(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Staged:
+        if launch.ship(input, output, copy_index, index_scales, kv_offset, stream):
+            return None
         if is_on_device(input):  # already a snapshot
             return (input, output, copy_index, index_scales, kv_offset, stream), None
-        stager = None if is_too_wide(input) else stagers.of_lasting(v2, input, index_scales, kv_offset)
-        if stager is None:
-            lot = private_lot(input, copy_index)
-            return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
-        lent = lender is not None and stager.lends and lender.lends(input)
-        if lender is not None and lent:
-            lender.way = Way(stager, input, output, index_scales, kv_offset)
-            lender.lend_to(stager)
-        stager.ship(memory_of(output), input, copy_index, stream=int(stream), lent=lent)
-        flight.note(flight.SHIPPED, copy_index.shape[0], input.shape[0])
-        return None
+        lot = private_lot(input, copy_index)
+        return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
 
     return _launching(original, stage)
 
@@ -392,9 +368,8 @@ class StagedOffsetsV2:
 
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         stagers = Stagers(mode=mode, slots=slots)
-        self.lending = Lending(fuse.of(ID))
-        self.copy = partial(lending_copy, self.lending, CopyFilter())
-        self.launch = partial(staged_launch, stagers, self.lending)
+        self.copy = partial(forgetting_copy, CopyFilter())
+        self.launch = partial(staged_launch, stagers)
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
 
@@ -509,11 +484,6 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
         made[0] = Replacement(seam, lambda original: look(launch(original)))
     if not unscaled:
         made.append(Replacement(Seam(module.__name__, COPY), staged.copy))
-        made += [
-            Replacement(Seam(module.__name__, f"KVCacheManagerV2.{name}"), way_back(name), staged.lending.end_all)
-            for name in PUT_AWAY
-            if not up.has(module, f"KVCacheManagerV2.{name}")
-        ]
     if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
         made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
     return made

@@ -128,6 +128,7 @@ class HostTensor(Tensor):
 
     # Memory that plays a device's: the host may not touch it, so copies to and from it go through the stream.
     on_stream_only = False
+    is_cuda = False
 
     @classmethod
     def fresh(cls, home: Home, shape: Sequence[int]) -> "HostTensor":

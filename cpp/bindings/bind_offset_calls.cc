@@ -1,0 +1,351 @@
+// What stands where upstream's own statements ship block offsets. Both take what they know by identity, and leave
+// everything else to Python.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/offset_stager_object.h"
+#include "bindings/repr.h"
+#include "flight/flight_ring.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+void note_shipped(std::size_t rows, const HostTable& table) {
+    FlightRing::note_in_process(FlightKind::shipped, {static_cast<std::int64_t>(rows), table.pools});
+}
+
+// V2's launch. What launches have in common is looked up once: the stager of a table with its scales, and the way to an
+// output.
+class OffsetLaunch {
+  public:
+    explicit OffsetLaunch(nb::object stager_of) : stager_of_(std::move(stager_of)) {}
+
+    // Returns false if it has shipped nothing.
+    bool ship(nb::handle input, nb::handle output, nb::handle copy_index, nb::handle index_scales, nb::handle kv_offset,
+              std::uintptr_t stream) {
+        const KnownPtr known = find(input, output, index_scales, kv_offset);
+        const nb::object kept = known == nullptr ? nb::none() : known->stager_reference();
+        if (kept.is_none()) {
+            return false;
+        }
+        auto& stager = nb::cast<StagerObject&>(kept);
+        const auto rows = read_rows(copy_index, stager);
+        known->way.ship(stager, rows, {stream});
+        note_shipped(rows.size(), known->way.table());
+        return true;
+    }
+    std::size_t known() const { return known_.size(); }
+
+  private:
+    static constexpr std::size_t kKnownMax = 16;  // a server has a table for its model, and one for the draft's
+
+    struct Known {
+        SeenObject input, index_scales, kv_offset;
+        nb::object stager_reference;  // weak: a stager goes with its table
+        OffsetWay way;
+
+        bool leads(nb::handle from, nb::handle to, nb::handle scales, nb::handle offset) const {
+            return input.is(from) && index_scales.is(scales) && kv_offset.is(offset) && way.leads(to, from);
+        }
+    };
+    using KnownPtr = std::shared_ptr<const Known>;
+
+    KnownPtr find(nb::handle input, nb::handle output, nb::handle index_scales, nb::handle kv_offset) {
+        for (std::size_t i = 0; i < known_.size(); ++i) {  // tensors may run Python, and another thread may come here
+            KnownPtr each = known_[i];
+            if (each->leads(input, output, index_scales, kv_offset)) {
+                return each;
+            }
+        }
+        const nb::object stager = stager_of_(input, index_scales, kv_offset);
+        if (stager.is_none()) {
+            return nullptr;
+        }
+        auto made =
+            std::make_shared<const Known>(Known{SeenObject(input), SeenObject(index_scales), SeenObject(kv_offset),
+                                                nb::steal(PyWeakref_NewRef(stager.ptr(), nullptr)),
+                                                OffsetWay(output, input, nb::cast<StagerObject&>(stager).device())});
+        known_.insert(known_.begin(), made);
+        known_.resize(std::min(known_.size(), kKnownMax));
+        return made;
+    }
+
+    nb::object stager_of_;
+    std::vector<KnownPtr> known_;  // guarded by the GIL
+};
+
+// Where a copy goes that upstream's V1 asks for: [pool, :rows], [:, :rows], either with [..., :, :width] behind.
+struct PoolIndex {
+    std::optional<std::uint32_t> pool;  // all of them, if unset
+    std::uint32_t rows;
+    std::optional<std::uint32_t> width;
+};
+
+// A slice from the beginning, in steps of one. Unset if it is not one.
+struct Head {
+    bool is_whole;
+    std::uint32_t stop;
+};
+
+std::optional<std::uint32_t> small_number(PyObject* number) {
+    if (!PyLong_CheckExact(number)) {
+        return std::nullopt;
+    }
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow == 0 && std::in_range<std::uint32_t>(value) ? std::optional(static_cast<std::uint32_t>(value))
+                                                                : std::nullopt;
+}
+
+std::optional<Head> head_of(PyObject* index) {
+    if (!PySlice_Check(index)) {
+        return std::nullopt;
+    }
+    const auto* const slice = reinterpret_cast<PySliceObject*>(index);
+    if (slice->start != Py_None || slice->step != Py_None) {
+        return std::nullopt;
+    }
+    if (slice->stop == Py_None) {
+        return Head{.is_whole = true, .stop = 0};
+    }
+    const auto stop = small_number(slice->stop);
+    return stop ? std::optional(Head{.is_whole = false, .stop = *stop}) : std::nullopt;
+}
+
+std::optional<PoolIndex> pool_index(nb::handle index) {
+    if (!PyTuple_CheckExact(index.ptr())) {
+        return std::nullopt;
+    }
+    const Py_ssize_t size = PyTuple_Size(index.ptr());
+    const auto at = [&](Py_ssize_t i) { return PyTuple_GetItem(index.ptr(), i); };
+    if (size < 2 || size > 4) {
+        return std::nullopt;
+    }
+    const auto rows = head_of(at(1));
+    const auto planes = size > 2 ? head_of(at(2)) : Head{.is_whole = true, .stop = 0};
+    const auto blocks = size > 3 ? head_of(at(3)) : Head{.is_whole = true, .stop = 0};
+    if (!rows || rows->is_whole || !planes || !planes->is_whole || !blocks) {
+        return std::nullopt;
+    }
+    PoolIndex found{.pool = small_number(at(0)), .rows = rows->stop, .width = std::nullopt};
+    if (!blocks->is_whole) {
+        found.width = blocks->stop;
+    }
+    const auto pools = head_of(at(0));
+    return found.pool || (pools && pools->is_whole) ? std::optional(found) : std::nullopt;
+}
+
+// The device tensor in the place of V1's, the copies that upstream makes of the table's pools, one after the other, and
+// what of them has not been shipped. A class of Python's derives from it and has `otherwise`.
+class PoolCopies {
+  public:
+    PoolCopies(nb::object tensor, nb::object table, nb::object stager, nb::object stream_of, bool lends)
+        : tensor(std::move(tensor)),
+          table(std::move(table)),
+          stager_(std::move(stager)),
+          stream_of_(std::move(stream_of)),
+          lends_(lends) {}
+
+    // The table is about to be filled: nothing reads it any more, and nothing of an earlier call is left.
+    void begin() {
+        failed = false;
+        taken_ = 0;
+        shipped_ = false;
+        settle();
+    }
+    void settle() {
+        if (lends_ && !stager_.is_none()) {
+            without_gil([&stager = stager()] { stager.settle(); });
+        }
+    }
+    // Takes a copy out of its own place in the table, and ships when it has those of all pools. Returns false if it is
+    // anything else. If it throws, it has not taken the copy.
+    bool take(nb::handle index, nb::handle source) {
+        const auto where = stager_.is_none() ? std::nullopt : pool_index(index);
+        if (!where || !is_next(*where)) {
+            return false;
+        }
+        const std::shared_ptr<const OffsetWay> way = current_way();
+        const HostTable& from = way->table();
+        const std::uint32_t pools = where->pool ? 1 : from.pools;
+        const std::size_t offset = std::size_t{taken_} * from.pool_stride * sizeof(std::int32_t);
+        const std::size_t elements = std::size_t{pools} * where->rows * 2 * where->width.value_or(from.blocks);
+        if (data_ptr(source) != way->table_address() + offset || numel(source) != elements) {
+            return false;
+        }
+        if (taken_ + pools == from.pools) {
+            ship(*way, *where);
+            taken_ = 0;
+        } else {
+            taken_ += pools;
+        }
+        last_ = *where;
+        return true;
+    }
+    // The pools that were taken and not shipped, the rows of each, and their width.
+    nb::tuple taken() const { return nb::make_tuple(taken_, last_.rows, last_.width); }
+    bool lends() const { return lends_; }
+    bool has_taken() const { return taken_ != 0; }
+    void drop_taken() { taken_ = 0; }
+    // Rows and width of this call's shipment, or nothing.
+    nb::object shipped() const { return shipped_ ? nb::object(nb::make_tuple(last_.rows, last_.width)) : nb::none(); }
+    void raise_failure() {
+        if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) {
+            std::rethrow_exception(failure);
+        }
+    }
+    void copy(nb::handle self, nb::handle index, nb::handle source, bool non_blocking) {
+        try {
+            if (!failed && take(index, source)) {
+                return;
+            }
+        } catch (...) {
+            failure_ = std::current_exception();
+        }
+        self.attr("otherwise")(index, source, non_blocking);
+    }
+
+    const nb::object tensor, table;
+    bool failed = false;  // in this call: what is left of it waits
+
+  private:
+    StagerObject& stager() const { return nb::cast<StagerObject&>(stager_); }
+    bool is_next(const PoolIndex& index) const {
+        const bool begins = taken_ == 0 && index.pool.value_or(0) == 0;
+        const bool continues =
+            taken_ != 0 && index.pool == taken_ && index.rows == last_.rows && index.width == last_.width;
+        return begins || continues;
+    }
+    std::shared_ptr<const OffsetWay> current_way() {
+        std::shared_ptr<const OffsetWay> way = way_;
+        if (way == nullptr || !way->leads(tensor, table)) {
+            way_ = way = std::make_shared<const OffsetWay>(tensor, table, stager().device());
+        }
+        return way;
+    }
+    void ship(const OffsetWay& way, const PoolIndex& index) {
+        const auto stream = nb::cast<std::uintptr_t>(stream_of_());
+        way.ship(stager(), stager().first_rows(index.rows), {stream}, index.width, lends_);
+        shipped_ = true;
+        note_shipped(index.rows, way.table());
+    }
+
+    const nb::object stager_, stream_of_;
+    const bool lends_;
+    std::shared_ptr<const OffsetWay> way_;
+    std::uint32_t taken_ = 0;  // pools
+    PoolIndex last_{};         // of the copy that was taken last
+    bool shipped_ = false;     // in this call
+    std::exception_ptr failure_;
+};
+
+// destination[index], which upstream calls `copy_` of.
+struct PoolSelection {
+    nb::object copies, index;
+};
+
+nb::object copy_to(nb::handle self, nb::handle source, bool non_blocking) {
+    const auto& selection = nb::cast<const PoolSelection&>(self);
+    nb::cast<PoolCopies&>(selection.copies).copy(selection.copies, selection.index, source, non_blocking);
+    return nb::borrow(self);
+}
+
+void bind_device_table(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<DeviceTable>(m, "DeviceTable", "Where a tensor that attention reads is, and how it is laid out.")
+        .def(nb::init<nb::handle, const Device&>(), "dst"_a, "device"_a,
+             nb::sig("def __init__(self, dst: Any, device: Device) -> None"),
+             "Raises TypeError or ValueError unless dst is int32 (pools, rows, 2, blocks) on the device.")
+        .def_prop_ro(
+            "address", [](const DeviceTable& t) { return reinterpret_cast<std::uintptr_t>(t.destination.data); },
+            "Of its first byte.")
+        .def_prop_ro(
+            "pool_stride", [](const DeviceTable& t) { return t.destination.pool_stride; },
+            "Elements from one pool to the next.")
+        .def_ro("rows", &DeviceTable::rows, "Of a pool.")
+        .def_prop_ro(
+            "blocks", [](const DeviceTable& t) { return t.destination.blocks; }, "Of a plane of a row.")
+        .def("__repr__", [](const DeviceTable& t) {
+            return Repr("DeviceTable").add("rows", t.rows).add("blocks", t.destination.blocks).text();
+        });
+}
+
+void bind_launch(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<OffsetLaunch>(m, "OffsetLaunch", "V2's launch, from a live table and an index that others write.")
+        .def(nb::init<nb::object>(), "stager_of"_a,
+             nb::sig("def __init__(self, stager_of: collections.abc.Callable[[Any, Any, Any], OffsetStager | None]) -> "
+                     "None"),
+             "stager_of: the stager of a table, its scales and its V offsets, if it has one.")
+        .def("ship", &OffsetLaunch::ship, "input"_a, "output"_a, "copy_index"_a, "index_scales"_a, "kv_offset"_a,
+             "stream"_a,
+             nb::sig("def ship(self, input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, "
+                     "stream: int) -> bool"),
+             "When this returns True, all arguments may be written again. False: there is no stager, and nothing was "
+             "shipped.")
+        .def("__repr__",
+             [](const OffsetLaunch& self) { return Repr("OffsetLaunch").add("known", self.known()).text(); });
+}
+
+void bind_pool_copies(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<PoolSelection>(m, "PoolSelection", "Where a copy goes.")
+        .def("copy_", &copy_to, "source"_a, "non_blocking"_a = false,
+             nb::sig("def copy_(self, source: Any, non_blocking: bool = False) -> PoolSelection"),
+             "When this returns, the source may be written again, or after `begin` if the table is lent.")
+        .def("__repr__",
+             [](const PoolSelection& self) { return Repr("PoolSelection").add("index", shown(self.index)).text(); });
+    nb::class_<PoolCopies>(m, "PoolCopies",
+                           "A device tensor to which V1 copies its table pool by pool. Whatever else is copied goes to "
+                           "`otherwise(index, source, non_blocking)` of a derived class.")
+        .def(nb::init<nb::object, nb::object, nb::object, nb::object, bool>(), "tensor"_a, "table"_a, "stager"_a.none(),
+             "stream_of"_a, nb::kw_only(), "lends"_a,
+             nb::sig("def __init__(self, tensor: Any, table: Any, stager: OffsetStager | None, stream_of: "
+                     "collections.abc.Callable[[], int], *, lends: bool) -> None"),
+             "lends: the code that fills the table calls `begin` first.")
+        .def_prop_ro(
+            "tensor", [](const PoolCopies& self) { return self.tensor; }, nb::sig("def tensor(self) -> Any"),
+            "Where the copies go.")
+        .def_prop_ro(
+            "table", [](const PoolCopies& self) { return self.table; }, nb::sig("def table(self) -> Any"),
+            "Where they come from.")
+        .def_prop_ro("lends", &PoolCopies::lends, "Whether a copy may read the table until `begin` is called.")
+        .def_rw("failed", &PoolCopies::failed, "In this call: nothing more is taken.")
+        .def("begin", &PoolCopies::begin,
+             "Call before the table is filled: when this returns, nothing reads it any more.")
+        .def("settle", &PoolCopies::settle, "Waits until nothing reads what has been lent.")
+        .def_prop_ro("has_taken", &PoolCopies::has_taken, "Whether copies were taken and not shipped.")
+        .def_prop_ro("taken", &PoolCopies::taken, nb::sig("def taken(self) -> tuple[int, int, int | None]"),
+                     "The pools that were taken and not shipped, their rows, and their blocks if not all.")
+        .def("drop_taken", &PoolCopies::drop_taken, "They have been copied.")
+        .def_prop_ro("shipped", &PoolCopies::shipped, nb::sig("def shipped(self) -> tuple[int, int | None] | None"),
+                     "Rows, and blocks if not all, of this call's shipment.")
+        .def("raise_failure", &PoolCopies::raise_failure, "Raises what has kept the last copy from being taken.")
+        .def(
+            "__getitem__",
+            [](nb::handle self, nb::object index) { return PoolSelection{nb::borrow(self), std::move(index)}; },
+            "index"_a, nb::sig("def __getitem__(self, index: Any, /) -> PoolSelection"))
+        .def("__repr__", [](const PoolCopies& self) {
+            return Repr("PoolCopies").add("failed", self.failed).add("has_taken", self.has_taken()).text();
+        });
+}
+
+}  // namespace
+
+void bind_offset_calls(nb::module_& m) {
+    bind_device_table(m);
+    bind_launch(m);
+    bind_pool_copies(m);
+}
+
+}  // namespace kvfix::bindings

@@ -1,0 +1,250 @@
+#include "bindings/offset_way.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/device_objects.h"
+#include "bindings/integers.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using LiveTable = nb::ndarray<const std::int32_t, nb::ndim<4>, nb::device::cpu>;
+using Shape = std::vector<std::size_t>;
+
+// Names of methods that are called at every shipment.
+nb::handle interned(const char* name) {
+    PyObject* made = PyUnicode_InternFromString(name);
+    if (made == nullptr) {
+        throw nb::python_error();
+    }
+    return made;
+}
+
+nb::object called(nb::handle object, nb::handle method) {
+    nb::object result = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method.ptr()));
+    if (!result.is_valid()) {
+        throw nb::python_error();
+    }
+    return result;
+}
+
+std::uint64_t unsigned_of(const nb::object& number) {
+    const std::uint64_t value = PyLong_AsUnsignedLongLong(number.ptr());
+    if (value == static_cast<std::uint64_t>(-1) && PyErr_Occurred() != nullptr) {
+        throw nb::python_error();
+    }
+    return value;
+}
+
+std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
+
+void check_kind(const Shape& shape, const std::string& dtype) {
+    if (dtype != "int32" || shape.size() != 4 || shape[2] != 2) {
+        throw std::invalid_argument("dst is " + dtype + " of shape " + text_of(nb::tuple(nb::cast(shape))) +
+                                    "; expected int32 (pools, rows, 2, blocks)");
+    }
+}
+
+std::string dtype_of(nb::handle tensor) {
+    const std::string name = text_of(tensor.attr("dtype"));
+    const std::string prefix = "torch.";
+    return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+// "cuda:0" of "cuda:0 NVIDIA H200"
+std::string place_of(const Device& device) { return device.name().substr(0, device.name().find(' ')); }
+
+HostTable read_table(nb::handle table) {
+    const bool is_tensor = nb::hasattr(table, "numpy") && nb::hasattr(table, "data_ptr");
+    const nb::object array = is_tensor ? table.attr("numpy")() : nb::borrow(table);
+    LiveTable live;
+    if (!nb::try_cast(array, live, /*convert=*/false)) {
+        throw std::invalid_argument("table is " + text_of(array.attr("dtype")) + " with " +
+                                    text_of(array.attr("ndim")) +
+                                    " dimensions; expected int32 (pools, rows, 2, blocks)");
+    }
+    if (live.shape(2) != 2 || (live.shape(3) > 1 && live.stride(3) != 1)) {
+        throw std::invalid_argument("table is (pools, rows, 2, blocks) with contiguous blocks; dimension 2 is " +
+                                    std::to_string(live.shape(2)) + ", the stride of the last is " +
+                                    std::to_string(live.stride(3)));
+    }
+    return {.data = live.data(),
+            .pool_stride = static_cast<std::size_t>(live.stride(0)),
+            .row_stride = static_cast<std::size_t>(live.stride(1)),
+            .plane_stride = static_cast<std::size_t>(live.stride(2)),
+            .pools = static_cast<std::uint32_t>(live.shape(0)),
+            .rows = static_cast<std::uint32_t>(live.shape(1)),
+            .blocks = static_cast<std::uint32_t>(live.shape(3))};
+}
+
+std::vector<std::uint32_t>& row_numbers() {
+    thread_local std::vector<std::uint32_t> numbers;  // no memory is allocated once it is large enough
+    return numbers;
+}
+
+void read_range(nb::handle range, std::vector<std::uint32_t>& numbers) {
+    const auto start = nb::cast<std::int64_t>(range.attr("start"));
+    const auto step = nb::cast<std::int64_t>(range.attr("step"));
+    const std::size_t count = nb::len(range);
+    for (std::size_t i = 0; i < count; ++i) {
+        numbers.push_back(narrowed<std::uint32_t>(start + static_cast<std::int64_t>(i) * step, {"rows"}));
+    }
+}
+
+// A tensor as upstream's index mapper gives it, a new one for each call. Returns false if it is anything else.
+bool read_index_tensor(nb::handle index, std::vector<std::uint32_t>& numbers) {
+    static const nb::handle is_cuda = interned("is_cuda");
+    static const nb::handle dtype = interned("dtype");
+    static const nb::handle is_contiguous = interned("is_contiguous");
+    static nb::handle int32;  // torch's, kept for good
+    if (!nb::hasattr(index, is_cuda) || !nb::hasattr(index, is_contiguous) ||
+        nb::cast<bool>(nb::getattr(index, is_cuda))) {
+        return false;
+    }
+    const nb::object type = nb::getattr(index, dtype);
+    if (!type.is(int32)) {
+        if (dtype_of(index) != "int32") {
+            return false;
+        }
+        int32 = nb::object(type).release();
+    }
+    const auto count = static_cast<std::size_t>(nb::len(index));
+    if (numel(index) != count || !nb::cast<bool>(called(index, is_contiguous))) {
+        return false;
+    }
+    const auto* const first = reinterpret_cast<const std::uint32_t*>(data_ptr(index));
+    numbers.assign(first, first + count);  // a negative number is out of every table
+    return true;
+}
+
+}  // namespace
+
+SeenObject::SeenObject(nb::handle object)
+    : address_(object.ptr()), reference_(nb::steal(PyWeakref_NewRef(object.ptr(), nullptr))) {
+    if (!reference_.is_valid()) {
+        throw nb::python_error();
+    }
+}
+
+bool SeenObject::is(nb::handle object) const {
+    if (object.ptr() != address_) {
+        return false;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject* now = nullptr;
+    const bool is_there = PyWeakref_GetRef(reference_.ptr(), &now) == 1;
+    Py_XDECREF(now);
+    return is_there;
+#else
+    return PyWeakref_GetObject(reference_.ptr()) == address_;
+#endif
+}
+
+DeviceTable::DeviceTable(nb::handle dst, const Device& device) {
+    if (nb::isinstance<DeviceArray>(dst)) {
+        read_array(dst);
+        return;
+    }
+    if (nb::hasattr(dst, "memory") && nb::isinstance<DeviceArray>(dst.attr("memory"))) {
+        read_array(dst.attr("memory"));
+        return;
+    }
+    if (!nb::hasattr(dst, "data_ptr")) {
+        throw nb::type_error(("dst is " + std::string(nb::type_name(dst.type()).c_str()) +
+                              "; expected a CUDA tensor or a native DeviceArray")
+                                 .c_str());
+    }
+    read_tensor(dst, device);
+}
+
+void DeviceTable::read_array(nb::handle array) {
+    const auto& memory = nb::cast<const DeviceArray&>(array);
+    check_kind(memory.shape, memory.dtype);
+    rows = static_cast<std::uint32_t>(memory.shape[1]);
+    destination = {.data = reinterpret_cast<std::int32_t*>(memory.memory->address()),
+                   .pool_stride = memory.shape[1] * 2 * memory.shape[3],
+                   .blocks = static_cast<std::uint32_t>(memory.shape[3])};
+}
+
+void DeviceTable::read_tensor(nb::handle tensor, const Device& device) {
+    const auto shape = nb::cast<Shape>(tensor.attr("shape"));
+    check_kind(shape, dtype_of(tensor));
+    if (!nb::cast<bool>(tensor.attr("is_cuda")) || device.simulated() ||
+        place_of(device) != "cuda:" + text_of(tensor.attr("device").attr("index"))) {
+        throw std::invalid_argument("dst is on " + text_of(tensor.attr("device")) + ", the stager on " + device.name() +
+                                    "; make the stager for the tensor's device");
+    }
+    const auto strides = nb::cast<Shape>(tensor.attr("stride")());
+    const std::size_t blocks = shape[3];
+    if (strides[1] != 2 * blocks || strides[2] != blocks || strides[3] != 1) {
+        throw std::invalid_argument("dst has strides " + text_of(tensor.attr("stride")()) + " for shape " +
+                                    text_of(nb::tuple(nb::cast(shape))) + "; rows must be contiguous");
+    }
+    rows = static_cast<std::uint32_t>(shape[1]);
+    may_move = true;
+    destination = {.data = reinterpret_cast<std::int32_t*>(data_ptr(tensor)),
+                   .pool_stride = strides[0],
+                   .blocks = static_cast<std::uint32_t>(blocks)};
+}
+
+OffsetWay::OffsetWay(nb::handle dst, nb::handle table, const Device& device)
+    : dst_object_(dst),
+      table_object_(table),
+      dst_(dst, device),
+      table_(read_table(table)),
+      table_may_move_(nb::hasattr(table, "data_ptr")) {}
+
+bool OffsetWay::leads(nb::handle dst, nb::handle table) const {
+    return dst_object_.is(dst) && table_object_.is(table) &&
+           (!dst_.may_move || data_ptr(dst) == reinterpret_cast<std::uintptr_t>(dst_.destination.data)) &&
+           (!table_may_move_ || data_ptr(table) == table_address());
+}
+
+void OffsetWay::ship(OffsetStager& stager, std::span<const std::uint32_t> rows, StreamHandle stream,
+                     std::optional<std::uint32_t> width, bool lent) const {
+    const Shipment shipment{.dst = dst_.destination,
+                            .table = table_,
+                            .rows = rows,
+                            .width = width.value_or(width_max()),
+                            .stream = stream,
+                            .lent = lent};
+    without_gil([&] { stager.ship(shipment, dst_.rows); });
+}
+
+std::uint32_t OffsetWay::width_max() const { return std::min(table_.blocks, dst_.destination.blocks); }
+
+std::uintptr_t data_ptr(nb::handle tensor) {
+    static const nb::handle name = interned("data_ptr");
+    return unsigned_of(called(tensor, name));
+}
+
+std::size_t numel(nb::handle tensor) {
+    static const nb::handle name = interned("numel");
+    return unsigned_of(called(tensor, name));
+}
+
+std::span<const std::uint32_t> read_rows(nb::handle rows, const OffsetStager& stager) {
+    if (PyLong_CheckExact(rows.ptr())) {
+        return stager.first_rows(narrowed<std::uint32_t>(nb::cast<std::int64_t>(rows), {"rows"}));
+    }
+    std::vector<std::uint32_t>& numbers = row_numbers();
+    numbers.clear();
+    if (PyRange_Check(rows.ptr())) {
+        read_range(rows, numbers);
+    } else if (!read_index_tensor(rows, numbers)) {
+        const bool is_tensor = nb::hasattr(rows, "numpy") && nb::hasattr(rows, "data_ptr");
+        numbers = read_integers<std::uint32_t>(is_tensor ? rows.attr("numpy")() : nb::borrow(rows), {"rows"});
+    }
+    return numbers;
+}
+
+}  // namespace kvfix::bindings
