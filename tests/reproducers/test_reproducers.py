@@ -43,6 +43,17 @@ AS_A_SERVER = (
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
 
+# With a driver in the place of the machine's, which may have none.
+ON_A_DRIVER = """
+import ctypes, runpy, sys, torch
+from tests.hazards.batch_driver import BatchDriver
+driver = BatchDriver(torch._tensors.device, {})
+open_gate = torch._tensors.open_gate
+torch._tensors.open_gate = lambda gate: (driver.gate_opens(), open_gate(gate))
+ctypes.CDLL = lambda library: driver
+runpy.run_path(sys.argv[1], run_name='__main__')
+"""
+
 
 def script(hazard: str, folder: Path) -> str:
     """The path of a file with it."""
@@ -65,6 +76,29 @@ def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: i
     assert done.stderr == ""
     assert done.returncode == code, done.stdout
     assert done.stdout.count("\n") in (1, 2), "it says what it saw, and no more"
+
+
+@pytest.mark.parametrize(
+    ("driver", "code", "said"),
+    [
+        ("late_from=128 * 1024", SHOWS, "read late without: 128 KiB, 256 KiB, 1024 KiB; with a wait: no size"),
+        ("late_from=1 << 30", CLEAN, "read late without: no size; with a wait: no size"),
+    ],
+)
+def test_the_reproducer_of_a_driver_says_what_the_driver_does(
+    driver: str, code: int, said: str, tmp_path: Path
+) -> None:
+    done = run("B", "-c", ON_A_DRIVER.format(driver), script("h13", tmp_path))
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout + done.stderr
+    assert said in done.stdout.splitlines()
+
+
+def test_without_a_driver_it_cannot_be_looked_at(tmp_path: Path) -> None:
+    done = run(
+        "B", "-c", ON_A_DRIVER.format("").replace("library: driver", "library: object()"), script("h13", tmp_path)
+    )
+    assert done.returncode == NOTHING_TO_SEE
+    assert "which came with the drivers of CUDA 12.8" in done.stderr
 
 
 @pytest.mark.parametrize(("hazard", "variant"), FIXED)
@@ -94,9 +128,9 @@ def test_a_package_that_cannot_be_imported_is_no_hazard(hazard: str, package: st
 
 
 def test_every_hazard_has_one() -> None:
-    pages = {page.name[:2] for page in (ROOT / "docs" / "hazards").glob("h[0-9]-*.md")}
+    pages = {page.name.partition("-")[0] for page in (ROOT / "docs" / "hazards").glob("h*-*.md")}
     assert set(SCRIPTS) == pages
-    assert pages - set(EXPECTED) == {"h6"}, "NIXL's runs in integration/nixl"
+    assert pages - set(EXPECTED) == {"h6", "h13"}, "NIXL's runs in integration/nixl; that of a driver runs below"
 
 
 @pytest.mark.parametrize("hazard", SCRIPTS)
