@@ -12,14 +12,15 @@ from tests.executor.test_block_offsets_v2 import V2, Bench
 from tests.fixes.applied import applied, only, standing_in
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import STEP_PROLOGUE_TRIM, CopyFilter
+from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import FILTER, CopyFilter
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import FIX
 from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.overlay.registry import Registry
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.overlay.upstream import STEP_PROLOGUE_TRIM, V2_PLACES, Upstream
 from trtllm_kvfix.sections import FixSettings
 
 ID = "staged-offsets-v2"
+MANAGER = V2_PLACES[0]
 STEPS = 5  # with the table as it was
 
 
@@ -69,7 +70,7 @@ def apply(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 @contextmanager
 def counted() -> Iterator[Mock]:
     """The manager's calls of its kernel."""
-    module = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2")
+    module = import_module(MANAGER)
     name = "copy_batch_block_offsets_to_device"
     with patch.object(module, name, Mock(wraps=getattr(module, name))) as launch:
         yield launch
@@ -120,6 +121,31 @@ def test_a_fix_that_comes_a_second_time_trusts_no_more_than_the_first_time(
     assert not steps.torn()
     apply()
     assert steps.step()
+
+
+def test_a_filter_of_a_module_that_is_loaded_again_is_not_trusted_either(
+    steps: Steps, apply: Callable[[], None]
+) -> None:
+    apply()
+    assert steps.step(), "what the first filter records is trusted from now on"
+    steps.grow()
+    manager: Any = steps.manager
+    loaded_again = import_module(STEP_PROLOGUE_TRIM).UnchangedCopyFilter()
+    rows = [manager.index_mapper.get_index(request_id) for request_id in (0, 1)]
+    never_shipped = manager.host_kv_cache_block_offsets.numpy()[:, rows, 0]
+    loaded_again.record(steps.destinations[0], never_shipped)
+    trim, asking = import_module(STEP_PROLOGUE_TRIM), import_module(MANAGER)
+    with patch.object(trim, FILTER, loaded_again), patch.object(asking, FILTER, loaded_again):
+        assert steps.step()
+
+
+def test_the_filter_that_a_manager_goes_on_with_forgets(steps: Steps, apply: Callable[[], None]) -> None:
+    """Its module has the old one, while the filter's own module has been loaded again."""
+    trim = import_module(STEP_PROLOGUE_TRIM)
+    assert not steps.torn()
+    with patch.object(trim, FILTER, trim.UnchangedCopyFilter()):
+        apply()
+        assert steps.step()
 
 
 def test_a_filter_that_cannot_forget_ends_nothing(
@@ -184,6 +210,6 @@ def gathers_and_launches_something_else(self: Any, dst: Any, ids: Any, beams: in
 )
 def test_rows_that_are_gathered_to_be_compared_are_no_repair(copy: Callable[..., None], state: State) -> None:
     with standing_in("F"):
-        manager = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
+        manager = import_module(MANAGER).KVCacheManagerV2
         with patch.object(manager, "copy_batch_block_offsets", copy):
             assert FIX.probe(Upstream()).state is state
