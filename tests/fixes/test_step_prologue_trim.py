@@ -10,10 +10,12 @@ import pytest
 
 from tests.executor.test_block_offsets_v2 import V2, Bench
 from tests.fixes.applied import applied, only, standing_in
+from tests.overlay.entries import attestation
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import FILTER, CopyFilter
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import FIX
+from trtllm_kvfix.overlay import prologue_trim
 from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import STEP_PROLOGUE_TRIM, V2_PLACES, Upstream
@@ -88,6 +90,49 @@ def test_with_the_trim_it_stays_until_the_table_changes(steps: Steps) -> None:
     assert not steps.torn()
     assert not any(steps.step() for _ in range(STEPS))
     steps.grow()
+    assert steps.step()
+
+
+@contextmanager
+def in_mode(monkeypatch: pytest.MonkeyPatch, mode: str) -> Iterator[None]:
+    trim = import_module(STEP_PROLOGUE_TRIM)
+    monkeypatch.setenv(prologue_trim.VARIABLE, mode)
+    trim.reload_mode()
+    yield
+    monkeypatch.delenv(prologue_trim.VARIABLE)
+    trim.reload_mode()
+
+
+def test_switched_off_it_is_mended_by_the_next_step(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    with in_mode(monkeypatch, "0"):
+        assert not steps.torn()
+        assert all(steps.step() for _ in range(STEPS))
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["off", "on"])
+def test_upstreams_own_check_ends_the_step_that_would_keep_it(
+    steps: Steps, apply: Callable[[], None], fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fixed:
+        apply()
+    with in_mode(monkeypatch, "verify"):
+        assert steps.torn() == fixed
+        with nullcontext() if fixed else pytest.raises(import_module(STEP_PROLOGUE_TRIM).StepPrologueTrimVerifyError):
+            assert steps.step()
+
+
+@pytest.mark.parametrize(("value", "mode"), [("1", "on"), ("0", "off"), ("verify", "verify")])
+def test_its_mode_is_what_upstream_says(steps: Steps, value: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prologue_trim.mode(Upstream()) == "on"
+    with in_mode(monkeypatch, value):
+        assert prologue_trim.mode(Upstream()) == attestation().prologue_trim == mode
+    assert steps.step()
+
+
+@pytest.mark.parametrize("broken", [None, lambda: 1 / 0])
+def test_a_trim_that_does_not_answer_is_unknown(steps: Steps, broken: Any) -> None:
+    with patch.object(import_module(STEP_PROLOGUE_TRIM), "step_prologue_trim_enabled", broken):
+        assert prologue_trim.mode(Upstream()) == "unknown"
     assert steps.step()
 
 
@@ -171,8 +216,10 @@ def test_a_server_that_skips_launches_is_right_with_the_fix_alone(on: bool, monk
 
 
 def test_the_stand_in_has_no_trim_unless_it_is_asked_for() -> None:
-    with standing_in("F"), pytest.raises(ModuleNotFoundError):
-        import_module(STEP_PROLOGUE_TRIM)
+    with standing_in("F"):
+        with pytest.raises(ModuleNotFoundError):
+            import_module(STEP_PROLOGUE_TRIM)
+        assert prologue_trim.mode(Upstream(may_import=True)) == ""
 
 
 copy_batch_block_offsets_to_device: Any = None  # the probe reads these sources, and nobody calls them
