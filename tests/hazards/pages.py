@@ -25,6 +25,7 @@ class Remedy(NamedTuple):
 # What protects from a hazard that no fix of the overlay ends.
 INSTEAD = {
     "transfer-order": Remedy("H5", "the [offload connector](../offload.md)"),
+    "step-prologue-trim": Remedy("H10", "`staged-offsets-v2`"),
     "ephemeral-sources": Remedy("H13", "none: pin, or wait"),
 }
 

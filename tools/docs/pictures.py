@@ -4,7 +4,7 @@
     python -m tools.docs.pictures --record   # runs `verify` and `demo` on the simulated device once more
 
 Timelines were measured, so they are drawn from a record: drawing them again gives the same files. H3 is what the block
-manager decides, asked for each time. H4, H6 and H13 explain, and nothing in them was measured.
+manager decides, asked for each time. H4, H6, H10 and H13 explain, and nothing in them was measured.
 """
 
 import json
@@ -121,6 +121,25 @@ def two_agents() -> str:
     )
 
 
+def torn_launch() -> str:
+    """Eight steps, of which the last comes to a new block."""
+
+    def steps(first: tuple[str, str], equal: tuple[str, str]) -> Bars:
+        bars = [first, *[equal] * 6, ("right", "new block")]
+        return [(140 + 90 * at, 224 + 90 * at, kind, words) for at, (kind, words) in enumerate(bars)]
+
+    return sketch(
+        "H10: launches that would mend a torn one are skipped",
+        "One launch is torn, and the table stays as it was until the request comes to a new block",
+        {
+            "with the trim": steps(("wrong", "torn"), ("wrong", "skipped")),
+            "without it": steps(("wrong", "torn"), ("right", "launched")),
+            "with the fix": steps(("right", "launched"), ("right", "skipped")),
+        },
+        "With staged-offsets-v2 a launch arrives as it was meant and recorded, so skipping the equal ones is right.",
+    )
+
+
 def ephemeral_source() -> str:
     return sketch(
         "H13: a pageable source is read after the call during which it was to be read",
@@ -142,6 +161,7 @@ def all_pictures(recorded: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "h3": admission.drawn,
         "h4": two_threads,
         "h6": two_agents,
+        "h10": torn_launch,
         "h13": ephemeral_source,
     }
     for name, draw in made.items():
