@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from trtllm_kvfix.hazards import table  # noqa: E402  not there where the module is skipped
+from integration.gpu.record import record  # noqa: E402  not there where the module is skipped
+from trtllm_kvfix.hazards import table  # noqa: E402
 from trtllm_kvfix.hazards.h13_ephemeral_sources.device import CASES, NAME  # noqa: E402
 from trtllm_kvfix.tools.reproduce import script_of  # noqa: E402
 
@@ -28,6 +29,10 @@ def report() -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
+    for each in found["cases"]:
+        record("ephemeral.csv", {"variant": each["variant"], "late": each["control"]["corrupt"], "why": ""})
+    for each in found["not_shown"]:
+        record("ephemeral.csv", {"variant": each["variant"], "late": 0, "why": each["why"]})
     return found
 
 
