@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from tests.reproducers.test_reproducers import RUNS, script  # noqa: E402  not there where the module is skipped
+from tests.reproducers.test_reproducers import RUNS, build, script  # noqa: E402  not there where the module is skipped
 from tests.standin.fixture import STANDIN  # noqa: E402
 
 ROOT = STANDIN.parents[1]
@@ -24,7 +24,7 @@ LIMIT_S = 120
 @pytest.mark.parametrize(("hazard", "variant", "code"), RUNS)
 def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: int, tmp_path: Path) -> None:
     paths = os.pathsep.join(map(str, (STANDIN, ROOT)))
-    environ = os.environ | {"STANDIN_VARIANT": variant, "STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
+    environ = os.environ | build(variant) | {"STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
     command = [sys.executable, script(hazard, tmp_path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == code, done.stdout + done.stderr

@@ -39,7 +39,7 @@ def recorded(name: str, folder: Path) -> Path:
         )
         cases = [verify.CaseOutcome.model_validate(record[key]) for key in CASES]
         report = verify.VerifyReport(
-            version="1.2.3", device=device, iterations=20, seed=0, cases=cases, cases_planned=len(cases)
+            version="1.2.3", device=device, iterations=20, seed=0, cases=cases, not_shown=[], cases_planned=len(cases)
         )
         text = verify.page(report)
     elif name == "demo":

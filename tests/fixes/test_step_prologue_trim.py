@@ -10,16 +10,19 @@ import pytest
 
 from tests.executor.test_block_offsets_v2 import V2, Bench
 from tests.fixes.applied import applied, only, standing_in
+from tests.overlay.entries import attestation
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import STEP_PROLOGUE_TRIM, CopyFilter
+from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import FILTER, CopyFilter
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import FIX
+from trtllm_kvfix.overlay import prologue_trim
 from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.overlay.registry import Registry
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.overlay.upstream import STEP_PROLOGUE_TRIM, V2_PLACES, Upstream
 from trtllm_kvfix.sections import FixSettings
 
 ID = "staged-offsets-v2"
+MANAGER = V2_PLACES[0]
 STEPS = 5  # with the table as it was
 
 
@@ -69,7 +72,7 @@ def apply(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 @contextmanager
 def counted() -> Iterator[Mock]:
     """The manager's calls of its kernel."""
-    module = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2")
+    module = import_module(MANAGER)
     name = "copy_batch_block_offsets_to_device"
     with patch.object(module, name, Mock(wraps=getattr(module, name))) as launch:
         yield launch
@@ -87,6 +90,49 @@ def test_with_the_trim_it_stays_until_the_table_changes(steps: Steps) -> None:
     assert not steps.torn()
     assert not any(steps.step() for _ in range(STEPS))
     steps.grow()
+    assert steps.step()
+
+
+@contextmanager
+def in_mode(monkeypatch: pytest.MonkeyPatch, mode: str) -> Iterator[None]:
+    trim = import_module(STEP_PROLOGUE_TRIM)
+    monkeypatch.setenv(prologue_trim.VARIABLE, mode)
+    trim.reload_mode()
+    yield
+    monkeypatch.delenv(prologue_trim.VARIABLE)
+    trim.reload_mode()
+
+
+def test_switched_off_it_is_mended_by_the_next_step(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    with in_mode(monkeypatch, "0"):
+        assert not steps.torn()
+        assert all(steps.step() for _ in range(STEPS))
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["off", "on"])
+def test_upstreams_own_check_ends_the_step_that_would_keep_it(
+    steps: Steps, apply: Callable[[], None], fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fixed:
+        apply()
+    with in_mode(monkeypatch, "verify"):
+        assert steps.torn() == fixed
+        with nullcontext() if fixed else pytest.raises(import_module(STEP_PROLOGUE_TRIM).StepPrologueTrimVerifyError):
+            assert steps.step()
+
+
+@pytest.mark.parametrize(("value", "mode"), [("1", "on"), ("0", "off"), ("verify", "verify")])
+def test_its_mode_is_what_upstream_says(steps: Steps, value: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prologue_trim.mode(Upstream()) == "on"
+    with in_mode(monkeypatch, value):
+        assert prologue_trim.mode(Upstream()) == attestation().prologue_trim == mode
+    assert steps.step()
+
+
+@pytest.mark.parametrize("broken", [None, lambda: 1 / 0])
+def test_a_trim_that_does_not_answer_is_unknown(steps: Steps, broken: Any) -> None:
+    with patch.object(import_module(STEP_PROLOGUE_TRIM), "step_prologue_trim_enabled", broken):
+        assert prologue_trim.mode(Upstream()) == "unknown"
     assert steps.step()
 
 
@@ -122,6 +168,31 @@ def test_a_fix_that_comes_a_second_time_trusts_no_more_than_the_first_time(
     assert steps.step()
 
 
+def test_a_filter_of_a_module_that_is_loaded_again_is_not_trusted_either(
+    steps: Steps, apply: Callable[[], None]
+) -> None:
+    apply()
+    assert steps.step(), "what the first filter records is trusted from now on"
+    steps.grow()
+    manager: Any = steps.manager
+    loaded_again = import_module(STEP_PROLOGUE_TRIM).UnchangedCopyFilter()
+    rows = [manager.index_mapper.get_index(request_id) for request_id in (0, 1)]
+    never_shipped = manager.host_kv_cache_block_offsets.numpy()[:, rows, 0]
+    loaded_again.record(steps.destinations[0], never_shipped)
+    trim, asking = import_module(STEP_PROLOGUE_TRIM), import_module(MANAGER)
+    with patch.object(trim, FILTER, loaded_again), patch.object(asking, FILTER, loaded_again):
+        assert steps.step()
+
+
+def test_the_filter_that_a_manager_goes_on_with_forgets(steps: Steps, apply: Callable[[], None]) -> None:
+    """Its module has the old one, while the filter's own module has been loaded again."""
+    trim = import_module(STEP_PROLOGUE_TRIM)
+    assert not steps.torn()
+    with patch.object(trim, FILTER, trim.UnchangedCopyFilter()):
+        apply()
+        assert steps.step()
+
+
 def test_a_filter_that_cannot_forget_ends_nothing(
     steps: Steps, apply: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,8 +216,10 @@ def test_a_server_that_skips_launches_is_right_with_the_fix_alone(on: bool, monk
 
 
 def test_the_stand_in_has_no_trim_unless_it_is_asked_for() -> None:
-    with standing_in("F"), pytest.raises(ModuleNotFoundError):
-        import_module(STEP_PROLOGUE_TRIM)
+    with standing_in("F"):
+        with pytest.raises(ModuleNotFoundError):
+            import_module(STEP_PROLOGUE_TRIM)
+        assert prologue_trim.mode(Upstream(may_import=True)) == ""
 
 
 copy_batch_block_offsets_to_device: Any = None  # the probe reads these sources, and nobody calls them
@@ -184,6 +257,6 @@ def gathers_and_launches_something_else(self: Any, dst: Any, ids: Any, beams: in
 )
 def test_rows_that_are_gathered_to_be_compared_are_no_repair(copy: Callable[..., None], state: State) -> None:
     with standing_in("F"):
-        manager = import_module("tensorrt_llm._torch.pyexecutor.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
+        manager = import_module(MANAGER).KVCacheManagerV2
         with patch.object(manager, "copy_batch_block_offsets", copy):
             assert FIX.probe(Upstream()).state is state

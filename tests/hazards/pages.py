@@ -7,6 +7,7 @@ prints it; a test compares it with the page.
 
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import GroundName, Hazard
@@ -14,8 +15,24 @@ from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 from trtllm_kvfix.tools.verify.cases import CASES
 
 COMMANDS: dict[GroundName, str] = {"device": "verify", "installed": "selfcheck", "engine": "demo"}
+
+
+class Remedy(NamedTuple):
+    hazard: str
+    what: str
+
+
 # What protects from a hazard that no fix of the overlay ends.
-INSTEAD = {"transfer-order": "the [offload connector](../offload.md)"}
+INSTEAD = {
+    "transfer-order": Remedy("H5", "the [offload connector](../offload.md)"),
+    "step-prologue-trim": Remedy("H10", "`staged-offsets-v2`"),
+    "ephemeral-sources": Remedy("H13", "none: pin, or wait"),
+}
+
+
+def remedy(protection: str) -> str:
+    instead = INSTEAD.get(protection)
+    return f"`{protection}`" if instead is None else instead.what
 
 
 def shown_by(hazard: Hazard) -> dict[GroundName, list[str]]:
@@ -39,7 +56,7 @@ def hazards_table() -> str:
 
 
 def _row(hazard: Hazard) -> str:
-    fixes = ", ".join(INSTEAD.get(fix, f"`{fix}`") for fix in hazard.symptoms)
+    fixes = ", ".join(map(remedy, hazard.symptoms))
     return f"| [{hazard.id}]({table.page_of(hazard)}) | {hazard.what} | {fixes} | {' | '.join(_cells(hazard))} |"
 
 

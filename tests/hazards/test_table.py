@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hazards.pages import INSTEAD, hazards_table, shown_by
+from tests.hazards.pages import INSTEAD, hazards_table, remedy, shown_by
 from tests.overlay.upstream_double import ROOT
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.fixes import ALL
@@ -34,7 +34,7 @@ def test_each_ground_carries_the_scenario_or_the_record_says_why_not(hazard: Haz
 
 def test_a_fix_is_of_the_hazard_whose_record_has_its_symptom() -> None:
     known = {fix: hazard.id for hazard in table.HAZARDS for fix in hazard.symptoms}
-    assert {**{fix.id: fix.hazard for fix in ALL}, **dict.fromkeys(INSTEAD, "H5")} == known
+    assert {fix.id: fix.hazard for fix in ALL} | {name: each.hazard for name, each in INSTEAD.items()} == known
 
 
 def test_the_commands_show_nothing_that_is_not_in_the_table() -> None:
@@ -58,8 +58,8 @@ def test_each_hazard_has_its_page_its_script_and_its_rows_in_the_readme(hazard: 
     assert f"hazards/{page}" in (ROOT / "mkdocs.yml").read_text(), f"mkdocs.yml does not list hazards/{page}"
     readme = (ROOT / "README.md").read_text()
     for fix, symptom in hazard.symptoms.items():
-        remedy = INSTEAD.get(fix, f"`{fix}`").replace("(../", "(docs/")
-        row = f"| {symptom} | [{hazard.id}](docs/hazards/{page}) | {remedy} |"
+        protection = remedy(fix).replace("(../", "(docs/")
+        row = f"| {symptom} | [{hazard.id}](docs/hazards/{page}) | {protection} |"
         assert row in readme, f"README.md lacks a row that begins: {row}"
 
 
@@ -71,7 +71,7 @@ def test_the_page_of_hazards_has_the_table() -> None:
     "page", ["README.md", "docs/index.md", "Makefile", *(f"trtllm_kvfix/{name}" for name in VERIFY_IS_OFFERED_IN)]
 )
 def test_where_verify_is_offered_stand_the_hazards_that_it_shows(page: str) -> None:
-    shown = listed(sorted({case.hazard for case in CASES}))
+    shown = listed(dict.fromkeys(case.hazard for case in CASES))
     assert (
         f"{shown} beside their fixes" in (ROOT / page).read_text() or f"Reproduce {shown} " in (ROOT / page).read_text()
     )

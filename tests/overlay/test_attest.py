@@ -116,6 +116,15 @@ def test_status_shows_faults_and_aliases_and_fits_a_terminal(tmp_path: Path, mon
     assert "no engine" in lines[0] and max(map(len, lines)) <= 80
 
 
+def test_status_says_whether_upstream_skips_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
+    attest.write(tmp_path, replace(attestation(), prologue_trim="verify"))
+    lines = CliRunner().invoke(cli.main, ["status"]).output.splitlines()
+    assert " ".join(map(str.strip, lines[:2])).startswith(
+        f"rank 0/1, process {os.getpid()}, engine started, variant D, step-prologue trim verify, job job"
+    )
+
+
 def choice_and_answer() -> Iterator[FixStatus]:
     """Each combination of what decides the state of a fix."""
     answers = [None, *(Answer(state, "why") for state in State)]

@@ -32,16 +32,34 @@ EXPECTED = {
     "h7": {"B": SHOWS},
     "h8": {"A": SHOWS, "B": SHOWS, "B2": CLEAN},
     "h9": {"D": SHOWS, "C": NOTHING_TO_SEE},
+    "h10": {"F+trim": SHOWS, "F": NOTHING_TO_SEE},
 }
 RUNS = [(hazard, variant, code) for hazard, codes in EXPECTED.items() for variant, code in codes.items()]
 # With the overlay they come out clean. Not H5, which is a connector's, H7, which has no loop, and H9, which replays its
 # graph by torch: the fixes work where TensorRT-LLM does these.
-FIXED = [("h1", "B"), ("h2", "B"), ("h2", "D"), ("h3", "B2"), ("h4", "C"), ("h8", "A")]
+FIXED = [("h1", "B"), ("h2", "B"), ("h2", "D"), ("h3", "B2"), ("h4", "C"), ("h8", "A"), ("h10", "F+trim")]
 # A server has imported the executor before it makes a manager; the fixes wait for that.
 AS_A_SERVER = (
     "import runpy, sys, tensorrt_llm._torch.pyexecutor.py_executor_creator\n"
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
+
+# With a driver in the place of the machine's, which may have none.
+ON_A_DRIVER = """
+import ctypes, runpy, sys, torch
+from tests.hazards.batch_driver import BatchDriver
+driver = BatchDriver(torch._tensors.device, {})
+open_gate = torch._tensors.open_gate
+torch._tensors.open_gate = lambda gate: (driver.gate_opens(), open_gate(gate))
+ctypes.CDLL = lambda library: driver
+runpy.run_path(sys.argv[1], run_name='__main__')
+"""
+
+
+def build(variant: str) -> dict[str, str]:
+    """The variables that choose it: a variant, or one with upstream's step-prologue trim."""
+    name, _, more = variant.partition("+")
+    return {"STANDIN_VARIANT": name, **({"STANDIN_STEP_PROLOGUE_TRIM": "1"} if more == "trim" else {})}
 
 
 def script(hazard: str, folder: Path) -> str:
@@ -51,10 +69,10 @@ def script(hazard: str, folder: Path) -> str:
     return str(path)
 
 
-def run(variant: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run(variant: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     paths = (Path(__file__).with_name("double"), STANDIN, ROOT)
     own = {name: value for name, value in os.environ.items() if not name.startswith("TRTLLM_KVFIX_")}
-    environ = own | {"STANDIN_VARIANT": variant, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environ = own | build(variant) | variables | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
@@ -65,6 +83,42 @@ def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: i
     assert done.stderr == ""
     assert done.returncode == code, done.stdout
     assert done.stdout.count("\n") in (1, 2), "it says what it saw, and no more"
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "said"),
+    [
+        ("1", SHOWS, "steps that read wrong pages, of 7: 0 with a wait and 7 without"),
+        ("0", CLEAN, "steps that read wrong pages, of 7: 0 with a wait and 1 without"),
+        ("verify", SHOWS, "upstream's own check found it: a copy that would be skipped has changed the device"),
+    ],
+)
+def test_a_torn_launch_stays_by_the_mode_of_the_trim(mode: str, code: int, said: str, tmp_path: Path) -> None:
+    done = run("F+trim", script("h10", tmp_path), TRTLLM_STEP_PROLOGUE_TRIM=mode)
+    assert (done.stdout, done.returncode) == (f"{said}\n", code), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "code", "said"),
+    [
+        ("late_from=128 * 1024", SHOWS, "read late without: 128 KiB, 256 KiB, 1024 KiB; with a wait: no size"),
+        ("late_from=1 << 30", CLEAN, "read late without: no size; with a wait: no size"),
+    ],
+)
+def test_the_reproducer_of_a_driver_says_what_the_driver_does(
+    driver: str, code: int, said: str, tmp_path: Path
+) -> None:
+    done = run("B", "-c", ON_A_DRIVER.format(driver), script("h13", tmp_path))
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout + done.stderr
+    assert said in done.stdout.splitlines()
+
+
+def test_without_a_driver_it_cannot_be_looked_at(tmp_path: Path) -> None:
+    done = run(
+        "B", "-c", ON_A_DRIVER.format("").replace("library: driver", "library: object()"), script("h13", tmp_path)
+    )
+    assert done.returncode == NOTHING_TO_SEE
+    assert "which came with the drivers of CUDA 12.8" in done.stderr
 
 
 @pytest.mark.parametrize(("hazard", "variant"), FIXED)
@@ -94,9 +148,9 @@ def test_a_package_that_cannot_be_imported_is_no_hazard(hazard: str, package: st
 
 
 def test_every_hazard_has_one() -> None:
-    pages = {page.name[:2] for page in (ROOT / "docs" / "hazards").glob("h[0-9]-*.md")}
+    pages = {page.name.partition("-")[0] for page in (ROOT / "docs" / "hazards").glob("h*-*.md")}
     assert set(SCRIPTS) == pages
-    assert pages - set(EXPECTED) == {"h6"}, "NIXL's runs in integration/nixl"
+    assert pages - set(EXPECTED) == {"h6", "h13"}, "NIXL's runs in integration/nixl; that of a driver runs below"
 
 
 @pytest.mark.parametrize("hazard", SCRIPTS)

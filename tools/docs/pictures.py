@@ -4,7 +4,7 @@
     python -m tools.docs.pictures --record   # runs `verify` and `demo` on the simulated device once more
 
 Timelines were measured, so they are drawn from a record: drawing them again gives the same files. H3 is what the block
-manager decides, asked for each time. H4 and H6 explain, and nothing in them was measured.
+manager decides, asked for each time. H4, H6, H10 and H13 explain, and nothing in them was measured.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.docs import admission, layers
-from tools.docs.svg import LINE, MARGIN, lane, picture, text, wrapped
+from tools.docs.svg import LINE, MARGIN, Bars, lane, picture, text, wrapped
 from trtllm_kvfix.tools.demo.report import AnswerRead, SceneOutcome
 from trtllm_kvfix.tools.verify.report import WIDTH, ArmOutcome, CaseOutcome, Scale, common_scale, drawn, moments
 
@@ -85,34 +85,71 @@ def kind_of(answer: AnswerRead) -> str:
     return f"said {'right' if answer.right else 'wrong'}-text"
 
 
+def sketch(title: str, heading: str, lanes: Mapping[str, Bars], said: str) -> str:
+    """What is explained and was not measured. `title` is what a screen reader says."""
+    parts, y = [text(MARGIN, 30, heading, "title")], 46
+    for name, bars in lanes.items():
+        parts += lane(y, name, bars)
+        y += 46
+    parts += [text(MARGIN, y + 14, said), text(MARGIN, y + 34, "A sketch; nothing in it was measured.", "soft")]
+    return picture(WIDTH, y + 52, title, parts)
+
+
 def two_threads() -> str:
-    """H4, in the order that loses a block."""
-    parts = [text(MARGIN, 30, "Two threads inside the manager, which locks its tree and not its queues", "title")]
-    parts += lane(
-        46, "executor", [(140, 400, "call", "evict: takes block 7"), (620, 860, "overwrite", "writes into block 7")]
+    """In the order that loses a block."""
+    return sketch(
+        "H4: two threads change eviction structures",
+        "Two threads inside the manager, which locks its tree and not its queues",
+        {
+            "executor": [(140, 400, "call", "evict: takes block 7"), (620, 860, "overwrite", "writes into block 7")],
+            "other thread": [(330, 600, "call", "pin: finds block 7"), (640, 860, "wrong", "reads block 7")],
+        },
+        "With concurrent-pins the two calls take turns: either the pin keeps block 7, or it does not find it.",
     )
-    parts += lane(92, "other thread", [(330, 600, "call", "pin: finds block 7"), (640, 860, "wrong", "reads block 7")])
-    parts += [
-        text(
-            MARGIN,
-            152,
-            "With concurrent-pins the two calls take turns: either the pin keeps block 7, or it does not find it.",
-        )
-    ]
-    parts += [text(MARGIN, 172, "A sketch; nothing in it was measured.", "soft")]
-    return picture(WIDTH, 190, "H4: two threads change eviction structures", parts)
 
 
 def two_agents() -> str:
-    """H6: who listens where."""
-    parts = [text(MARGIN, 30, "Two servers on one host, whose agents listen on the same default port", "title")]
-    parts += lane(46, "server 1", [(140, 860, "right", "agent: metadata listener on the default port")])
-    parts += lane(92, "server 2", [(420, 860, "wrong", "agent: the same port, and the start fails")])
-    parts += [
-        text(MARGIN, 152, "With nixl-listener neither listens: what the shared tier exchanges travels another way.")
-    ]
-    parts += [text(MARGIN, 172, "A sketch; nothing in it was measured.", "soft")]
-    return picture(WIDTH, 190, "H6: two agents of one host share a listener port", parts)
+    """Who listens where."""
+    return sketch(
+        "H6: two agents of one host share a listener port",
+        "Two servers on one host, whose agents listen on the same default port",
+        {
+            "server 1": [(140, 860, "right", "agent: metadata listener on the default port")],
+            "server 2": [(420, 860, "wrong", "agent: the same port, and the start fails")],
+        },
+        "With nixl-listener neither listens: what the shared tier exchanges travels another way.",
+    )
+
+
+def torn_launch() -> str:
+    """Eight steps, of which the last comes to a new block."""
+
+    def steps(first: tuple[str, str], equal: tuple[str, str]) -> Bars:
+        bars = [first, *[equal] * 6, ("right", "new block")]
+        return [(140 + 90 * at, 224 + 90 * at, kind, words) for at, (kind, words) in enumerate(bars)]
+
+    return sketch(
+        "H10: launches that would mend a torn one are skipped",
+        "One launch is torn, and the table stays as it was until the request comes to a new block",
+        {
+            "with the trim": steps(("wrong", "torn"), ("wrong", "skipped")),
+            "without it": steps(("wrong", "torn"), ("right", "launched")),
+            "with the fix": steps(("right", "launched"), ("right", "skipped")),
+        },
+        "With staged-offsets-v2 a launch arrives as it was meant and recorded, so skipping the equal ones is right.",
+    )
+
+
+def ephemeral_source() -> str:
+    return sketch(
+        "H13: a pageable source is read after the call during which it was to be read",
+        "A copy that is to read its source during the call, and a driver that reads it when the stream gets there",
+        {
+            "host": [(140, 330, "call", "copy: returns"), (350, 560, "overwrite", "writes the source again")],
+            "stream": [(140, 620, "pending", "what was queued before"), (640, 860, "wrong", "copy: reads the source")],
+        },
+        "Right: a pinned snapshot that stays as it is until the copy is over, or a wait before the source is written.",
+    )
 
 
 def all_pictures(recorded: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -120,7 +157,13 @@ def all_pictures(recorded: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, of_case(CaseOutcome.model_validate(recorded[name]))
     for name in SCENES:
         yield name, of_scene(SceneOutcome.model_validate(recorded[name]))
-    made: dict[str, Callable[[], str]] = {"h3": admission.drawn, "h4": two_threads, "h6": two_agents}
+    made: dict[str, Callable[[], str]] = {
+        "h3": admission.drawn,
+        "h4": two_threads,
+        "h6": two_agents,
+        "h10": torn_launch,
+        "h13": ephemeral_source,
+    }
     for name, draw in made.items():
         yield name, draw()
 

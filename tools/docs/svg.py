@@ -5,10 +5,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from textwrap import wrap
+from typing import TypeAlias
 
 MARGIN = 20
 LINE = 18  # pixels from one line of text to the next
 CHARACTER = 6.1  # width of one, about, in a line of text
+Bars: TypeAlias = Sequence[tuple[float, float, str, str]]  # left, right, kind, text
 
 OWN_STYLE = """
 svg { font-family: system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; font-size: 12px; }
@@ -59,8 +61,8 @@ def wrapped(x: float, y: float, words: str, width: float, kind: str = "soft") ->
     return [text(x, y + LINE * number, line, kind) for number, line in enumerate(lines)], y + LINE * len(lines)
 
 
-def lane(y: float, name: str, bars: Sequence[tuple[float, float, str, str]]) -> list[str]:
-    """A row of bars (left, right, kind, text) with its name, for what is explained and was not measured."""
+def lane(y: float, name: str, bars: Bars) -> list[str]:
+    """A row of bars with its name, for what is explained and was not measured."""
     parts = [
         '<g class="timeline">',
         f'<text class="lane" x="130" y="{y + 21:g}" text-anchor="end">{escape(name)}</text>',

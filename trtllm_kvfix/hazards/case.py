@@ -135,6 +135,17 @@ class Side:
     effect: str  # what the device does once the gate is open
 
 
+class NotShown(NamedTuple):
+    """Why a case has nothing to show here."""
+
+    why: str
+    looked: bool  # whether this device was asked, and does it right; or else it cannot be asked
+
+
+def always_shown(_: Device) -> NotShown | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Case:
     name: str  # what --case takes; several cases may share it
@@ -146,3 +157,4 @@ class Case:
     control: Side  # corrupts, or the case shows nothing
     fixed: Side  # never corrupts
     half: Side | None = None  # half of the fix: what it lets through depends on the device, so it is shown, not judged
+    not_shown: Callable[[Device], NotShown | None] = always_shown  # asked before its arms run: it waits for all streams

@@ -98,7 +98,7 @@ def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
     Another thread releases it, because the one that runs the loop may be waiting for the stream. What earlier loops
     left goes first: a driver gives memory back behind all streams, and the loop would seem to wait.
     """
-    with _without_garbage(), _held_for_a_while(ground, stream):
+    with _without_garbage(), let_go_in_time(ground.held(stream)):
         yield
 
 
@@ -115,18 +115,20 @@ def _without_garbage() -> Iterator[None]:
 
 
 @contextmanager
-def _held_for_a_while(ground: Ground, stream: Any) -> Iterator[None]:
-    over, holding = threading.Event(), ExitStack()
-    holding.enter_context(ground.held(stream))
+def let_go_in_time(held: AbstractContextManager[None]) -> Iterator[threading.Event]:
+    """Hold a stream until the block has ended, or has taken too long: then the event says so."""
+    over, too_late, holding = threading.Event(), threading.Event(), ExitStack()
+    holding.enter_context(held)
 
     def let_go() -> None:
-        over.wait(PATIENCE_S)
+        if not over.wait(PATIENCE_S):
+            too_late.set()
         holding.close()
 
     thread = threading.Thread(target=let_go, daemon=True)
     thread.start()
     try:
-        yield
+        yield too_late
     finally:
         over.set()
         thread.join()

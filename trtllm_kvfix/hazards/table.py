@@ -18,6 +18,8 @@ ROOMS = (
     "h7_other_pinned_buffers",
     "h8_uncomputed_blocks",
     "h9_graph_inputs",
+    "h10_step_prologue_trim",
+    "h13_ephemeral_sources",
 )
 
 

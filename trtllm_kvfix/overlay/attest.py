@@ -8,10 +8,12 @@ from typing import Any
 
 from trtllm_kvfix import __version__, runtime_files
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay import prologue_trim
 from trtllm_kvfix.overlay.registry import Statuses
 from trtllm_kvfix.overlay.releases import distribution_version
+from trtllm_kvfix.overlay.upstream import Upstream
 
-FORMAT = 5
+FORMAT = 6
 SUFFIX = ".json"
 
 
@@ -37,6 +39,7 @@ class Attestation:
     other_seams: dict[str, str]  # the same, for replacements that belong to no fix
     displaced: dict[str, str]  # attribute of either: what upstream's calls come to instead
     aliases: list[str]
+    prologue_trim: str  # one of the modes of upstream's step-prologue trim; "" where the build has none
     refusal: str  # why this rank must not start, or nothing
     faults: dict[str, int]  # id: failures of its own code so far, where there were any
     first_errors: dict[str, str]
@@ -73,6 +76,7 @@ class Attestation:
             enabled=enabled,
             other_seams=report.others,
             displaced=report.displaced,
+            prologue_trim=prologue_trim.mode(Upstream()),
             refusal=refusal,
             faults={status.id: status.faults for status in report.fixes if status.faults},
             first_errors={status.id: status.first_error for status in report.fixes if status.faults},

@@ -25,6 +25,7 @@ ATTENTION_PLACES = (f"{PACKAGE}._torch.attention.backends.trtllm", f"{PACKAGE}._
 CONNECTOR_PLACES = (f"{_EXECUTOR}.connectors.kv_cache_connector", f"{_EXECUTOR}.kv_cache_connector")
 BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager"
 BOUND_MANAGERS = ("BaseKVCacheManager", "KVCacheManager")
+STEP_PROLOGUE_TRIM = f"{_EXECUTOR}.step_prologue_trim"
 V2_UTILS = f"{BINDINGS}.kv_cache_manager_v2_utils"
 PY_EXECUTOR = f"{_EXECUTOR}.py_executor"
 STARTS = ("PyExecutor.start_worker", "PyExecutor.__init__")  # the second where the first is not there

@@ -72,9 +72,10 @@ def flight_records(folder: Path) -> list[dict[str, Any]]:
 def rank(entry: Mapping[str, Any]) -> Iterator[str]:
     """What runs there: its fixes by their state, as the log line of its start has them."""
     own_manager = "" if entry["manager"] == "upstream" else f", manager {entry['manager']}"
+    trim = f", step-prologue trim {entry['prologue_trim']}" if entry["prologue_trim"] else ""
     yield from wrapped(
         f"rank {entry['rank']}/{entry['world_size']}, process {entry['pid']}, {engine(entry)}, variant "
-        f"{entry['variant']}{own_manager}, job {entry['job']}"
+        f"{entry['variant']}{own_manager}{trim}, job {entry['job']}"
     )
     for state in STATES:
         fixes = [fix_id for fix_id, found in entry["fixes"].items() if found == state]

@@ -57,6 +57,34 @@ def test_below_run_nothing_is_missing(v2: Path) -> None:
     assert code == 0
 
 
+TRIMMING = {"STANDIN_STEP_PROLOGUE_TRIM": "1"}
+MENDED = "until then, TRTLLM_STEP_PROLOGUE_TRIM=0 lets the next step mend a torn table (H10), and =verify ends the step"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables", "trim", "advised"),
+    [
+        ((), {}, "on", True),
+        (RUN, {}, "on", False),
+        ((), {"TRTLLM_STEP_PROLOGUE_TRIM": "0"}, "off", False),
+        ((), {"TRTLLM_STEP_PROLOGUE_TRIM": "verify"}, "verify", False),
+    ],
+    ids=["bare", "fixed", "off", "verify"],
+)
+def test_it_says_whether_upstream_skips_launches_and_what_to_do_without_us(
+    v2: Path, launcher: tuple[str, ...], variables: dict[str, str], trim: str, advised: bool
+) -> None:
+    _, advice, _ = doctor(v2, "F", launcher=launcher, **TRIMMING, **variables)
+    said = " ".join(line.strip() for line in advice)
+    assert f"step-prologue trim: {trim}; hook: " in said
+    assert (MENDED in said) == advised
+
+
+def test_a_build_without_a_trim_is_told_of_none(v2: Path) -> None:
+    _, advice, _ = doctor(v2, "F")
+    assert "trim" not in " ".join(advice)
+
+
 def test_a_fix_that_cannot_matter_may_be_off(v2: Path) -> None:
     verdict, _, code = doctor(v2, "D", launcher=(*RUN[:-1], "--fix", "token-budget=off", "--"))
     assert verdict.startswith("FIXED, nothing is missing: ") and code == 0
@@ -75,7 +103,8 @@ def test_a_checkout_is_hit_whatever_runs_here(v2: Path) -> None:
     options = ("--source", str(STANDIN), "--", "trtllm-elsewhere", "--config", "server.yaml")
     verdict, advice, code = doctor(v2, "D", *options)
     assert verdict.startswith("HIT: server.yaml's manager V2, hit by ")
-    assert advice[1] == "  start the server with the fixes: trtllm-kvfix run -- trtllm-serve MODEL ..."
+    assert "step-prologue trim: unknown; read, not imported" in " ".join(line.strip() for line in advice[:2])
+    assert advice[2] == "  start the server with the fixes: trtllm-kvfix run -- trtllm-serve MODEL ..."
     assert code == 1
 
 

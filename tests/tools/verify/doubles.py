@@ -97,5 +97,5 @@ def outcome(control: ArmOutcome, fixed: ArmOutcome, half: ArmOutcome | None = No
 def report(*cases: CaseOutcome, simulated: bool = True, name: str = "a device") -> VerifyReport:
     device = DeviceInfo(name=name, simulated=simulated, has_kernels=True, has_batched_copy=True, passed_over=None)
     return VerifyReport(
-        version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases), cases_planned=len(cases)
+        version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases), not_shown=[], cases_planned=len(cases)
     )

@@ -1,6 +1,7 @@
 """The command: what it prints, in which form, and how it exits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
-from trtllm_kvfix.hazards.case import Case
+from trtllm_kvfix.hazards.case import Case, NotShown
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.verify import cases, command
 from trtllm_kvfix.tools.verify.cases import run_case
@@ -55,6 +56,23 @@ def test_a_fix_that_corrupts_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> No
     result = run()
     assert result.exit_code == 1
     assert "FAILED: offsets-v1 (snapshot): the fixed arm was corrupt in 2/2 iterations" in first(result)
+
+
+def test_a_case_that_this_device_cannot_be_asked_about_is_listed_and_alone_it_is_bad_usage() -> None:
+    listed = " ".join(run("--case", "offsets-v1", "--case", "ephemeral-source").stdout.split())
+    assert "Not shown: ephemeral-source (4 KiB, hint; 64 KiB, hint; " in listed
+    assert "in 2 of 2 cases, of H1" in listed
+    alone = run("--case", "ephemeral-source")
+    assert alone.exit_code == 2
+    assert "--case is 'ephemeral-source': a simulated device keeps to the order" in alone.output
+
+
+def test_a_device_that_is_right_in_all_that_was_asked_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, replace(cases.CASES[0], not_shown=lambda _: NotShown("it is right", looked=True)))
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert "Not shown: offsets-v1 (snapshot): it is right." in result.stdout
+    assert json.loads(run("--json").stdout)["not_shown"][0]["why"] == "it is right"
 
 
 def test_cases_are_chosen_by_name() -> None:

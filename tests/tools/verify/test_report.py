@@ -2,7 +2,7 @@
 
 from trtllm_kvfix.hazards.case import ControlKind
 from trtllm_kvfix.tools.verify.cases import CASES
-from trtllm_kvfix.tools.verify.report import DeviceInfo, complaints, conclusion, notes
+from trtllm_kvfix.tools.verify.report import CaseNotShown, DeviceInfo, complaints, conclusion, headline, notes, page
 
 from .doubles import arm, outcome, report
 
@@ -30,7 +30,7 @@ def test_a_control_that_is_not_upstreams_order_is_not_called_so() -> None:
 
 
 def test_the_catalogue_calls_each_control_what_it_is() -> None:
-    found = {case.name: case.control_kind for case in CASES}
+    found = {case.name: case.control_kind for case in CASES if case.hazard != "H13"}
     upstream = ("offsets-v1", "offsets-v2-index", "offsets-v2-rebound", "graph-inputs")
     assert found == {
         **dict.fromkeys(upstream, ControlKind.UPSTREAM),
@@ -38,6 +38,8 @@ def test_the_catalogue_calls_each_control_what_it_is() -> None:
         **dict.fromkeys(("store-order", "load-order"), ControlKind.NO_EVENT),
         **dict.fromkeys(("connector-store", "connector-load"), ControlKind.WRONG_STREAM),
     }
+    of_drivers = [case.control_kind for case in CASES if case.hazard == "H13"]
+    assert of_drivers == [ControlKind.UPSTREAM] * 6 + [ControlKind.REPAIR] * 6
     for case in CASES:
         is_upstream = case.control_kind is ControlKind.UPSTREAM
         assert case.control.how.startswith("As upstream") == is_upstream
@@ -47,6 +49,25 @@ def test_an_interrupt_is_said_and_is_no_proof() -> None:
     cut = report(PROVEN).model_copy(update={"cases_planned": 3})
     assert conclusion(cut).startswith("Interrupted after 1 of 3 cases. Proven ")
     assert not cut.proven
+
+
+def absent(variant: str, *, looked: bool) -> CaseNotShown:
+    return CaseNotShown(case="a-case", variant=variant, hazard="H13", why="the driver is right", looked=looked)
+
+
+def test_what_is_not_shown_is_listed_once_for_each_reason_and_fails_nothing() -> None:
+    found = report(PROVEN).model_copy(update={"not_shown": [absent("one", looked=True), absent("two", looked=True)]})
+    found = found.model_copy(update={"cases_planned": 3})
+    assert found.proven and not found.partial
+    assert "Not shown: a-case (one; two): the driver is right." in list(notes(found))
+    assert "Proven on " in conclusion(found) and "in 1 of 1 case" in conclusion(found)
+
+
+def test_where_nothing_is_shown_nothing_is_called_proven() -> None:
+    found = report().model_copy(update={"not_shown": [absent("one", looked=True)], "cases_planned": 1})
+    assert conclusion(found).startswith("This machine has nothing to show here, and the reasons stand below.")
+    assert headline(found) == "On a simulated device, there is nothing to show here."
+    assert "every control corrupts" not in page(found)
 
 
 def test_only_proven_cases_are_counted_as_such() -> None:

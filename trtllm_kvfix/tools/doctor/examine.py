@@ -20,7 +20,7 @@ from typing import Any
 
 from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.log import described
-from trtllm_kvfix.overlay import import_hook, releases
+from trtllm_kvfix.overlay import import_hook, prologue_trim, releases
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP, PATH
@@ -45,6 +45,7 @@ def examine(settings: Settings, registry: Registry, command: Sequence[str] = ())
         "version": releases.distribution_version(PACKAGE),
         "release": release(releases.distribution_version(PACKAGE)),
         "variant": None,
+        "prologue_trim": "",
         "hook": hook_state(settings),
         "manager": None,  # of the server
         "fixes": [],
@@ -71,6 +72,7 @@ def examine(settings: Settings, registry: Registry, command: Sequence[str] = ())
     place = getattr(package, "__path__", [package.__file__])[0]
     manager = server_manager.of_server(Path(place), command)
     report["variant"] = upstream.variant()
+    report["prologue_trim"] = prologue_trim.mode(upstream)
     report["manager"] = manager.as_dict()
     report["fixes"] = described_fixes(registry.fixes, statuses, report["hook"], manager, forced=settings.force)
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
@@ -114,6 +116,7 @@ def examine_source(
         "version": tree.version(),
         "release": release(tree.version()),
         "variant": tree.variant(),
+        "prologue_trim": prologue_trim.mode(tree),
         "hook": "source",
         "self_tests": trials,
         "manager": manager.as_dict(),

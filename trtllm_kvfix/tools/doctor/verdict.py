@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.overlay.prologue_trim import VARIABLE
 from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.settings import ENV_ENABLED
 from trtllm_kvfix.tools.doctor.findings import HOLDS, Lack
@@ -87,7 +88,8 @@ def build(overlay: Mapping[str, Any]) -> str:
     release = overlay["release"]
     number = "" if release is None else f" (by its number {' or '.join(release['variants'])})"
     how = "read, not imported" if overlay["hook"] == "source" else f"hook: {overlay['hook']}"
-    return f"TensorRT-LLM {version}, variant {overlay['variant']}{number}; {how}"
+    trim = f"; step-prologue trim: {overlay['prologue_trim']}" if overlay["prologue_trim"] else ""
+    return f"TensorRT-LLM {version}, variant {overlay['variant']}{number}{trim}; {how}"
 
 
 def _advice_on_running(count: int) -> Iterator[str]:
@@ -98,6 +100,15 @@ def _advice_on_running(count: int) -> Iterator[str]:
         )
 
 
+def _advice_on_trim(overlay: Mapping[str, Any]) -> Iterator[str]:
+    bare = any(fix["id"] == "staged-offsets-v2" and fix["lack"] is not None for fix in _hits(overlay))
+    if bare and overlay["prologue_trim"] in ("on", "unknown"):
+        yield (
+            f"until then, {VARIABLE}=0 lets the next step mend a torn table (H10), and =verify ends the step that "
+            "would keep one"
+        )
+
+
 def _advice_on_fixes(report: Mapping[str, Any]) -> Iterator[str]:
     overlay = report["overlay"]
     if _lacking(overlay, Lack.UNHOOKED):
@@ -105,6 +116,7 @@ def _advice_on_fixes(report: Mapping[str, Any]) -> Iterator[str]:
         if overlay["hook"] != "source":
             yield "or put them into every server of this Python: trtllm-kvfix enable"
             yield from _advice_on_running(len(report["running"]))
+    yield from _advice_on_trim(overlay)
     off = _lacking(overlay, Lack.SWITCHED_OFF)
     if off and overlay["hook"] == "off":
         yield f"{ENV_ENABLED} or kvfix.enabled is false, so no fix is applied; set it to true, or remove it"

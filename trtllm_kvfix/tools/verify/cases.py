@@ -19,6 +19,7 @@ from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
 from trtllm_kvfix.hazards.h5_transfer_order import device as transfer_order
 from trtllm_kvfix.hazards.h9_graph_inputs import device as graph_inputs
+from trtllm_kvfix.hazards.h13_ephemeral_sources import device as ephemeral_sources
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
 
@@ -27,6 +28,7 @@ CASES: tuple[Case, ...] = (
     *offsets_v2.CASES,
     *transfer_order.CASES,
     graph_inputs.case(ReplayFence),
+    *ephemeral_sources.CASES,
 )
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 

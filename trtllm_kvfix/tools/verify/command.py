@@ -14,7 +14,15 @@ from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.tools.verify.cases import NAMES, run_case, select
-from trtllm_kvfix.tools.verify.report import CaseOutcome, DeviceInfo, Verdict, VerifyReport, page, print_report
+from trtllm_kvfix.tools.verify.report import (
+    CaseNotShown,
+    CaseOutcome,
+    DeviceInfo,
+    Verdict,
+    VerifyReport,
+    page,
+    print_report,
+)
 from trtllm_kvfix.written import check_folder, write
 
 
@@ -37,13 +45,13 @@ from trtllm_kvfix.written import check_folder, write
 def verify(
     device_name: str, names: tuple[str, ...], iterations: int, seed: int, as_json: bool, html_path: Path | None
 ) -> None:
-    """Reproduce H1, H2, H5 and H9 in a control without the fix, and show that the fix holds, on this machine.
+    """Reproduce H1, H2, H5, H9 and H13 in a control without the fix, and show that the fix holds, on this machine.
 
     The other hazards are shown by `selfcheck` and `demo`. This command needs no TensorRT-LLM and no model, and loads
-    none. Device `auto` is the first GPU, or else a simulated
-    device, which shows the order of operations only. The exit code is 0 if every control corrupts and no fix does; 1 if
-    a fix corrupts, a control stays clean or the device was not held; 2 on bad usage or if --html cannot be written; 130
-    after Ctrl-C, with the cases that ran.
+    none. Device `auto` is the first GPU, or else a simulated device, which shows the order of operations only, and not
+    what a driver does (H13). The exit code is 0 if every control corrupts and no fix does; 1 if a fix corrupts, a
+    control stays clean or the device was not held; 2 on bad usage, if no case can be asked of this device, or if --html
+    cannot be written; 130 after Ctrl-C, with the cases that ran.
     """
     cases = select(names)
     check_folder("--html", html_path)
@@ -51,6 +59,8 @@ def verify(
         report = run(chosen(device_name, seed), cases, iterations, seed)
     except DeviceError as error:
         raise KvfixError(f"the device failed: {error}") from error
+    if cannot_be_asked(report):
+        raise SettingsError(f"--case is '{names[0]}': {report.not_shown[0].why}")
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
@@ -65,6 +75,11 @@ def exit_code(report: VerifyReport) -> int:
     if report.partial and all(case.verdict is Verdict.PROVEN for case in report.cases):
         return EXIT_INTERRUPTED
     return 0 if report.proven else 1
+
+
+def cannot_be_asked(report: VerifyReport) -> bool:
+    """About anything that was wanted."""
+    return bool(report.not_shown) and not report.cases and not any(each.looked for each in report.not_shown)
 
 
 class Chosen(NamedTuple):
@@ -91,6 +106,8 @@ def chosen(name: str, seed: int) -> Chosen:
 
 def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> VerifyReport:
     device = chosen.device
+    absent = not_shown(device, cases)
+    shown = [case for case in cases if case not in absent]
     return VerifyReport(
         version=__version__,
         device=DeviceInfo(
@@ -102,9 +119,19 @@ def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> Verify
         ),
         iterations=iterations,
         seed=seed,
-        cases=run_all(device, cases, iterations, seed),
+        cases=run_all(device, shown, iterations, seed),
+        not_shown=list(absent.values()),
         cases_planned=len(cases),
     )
+
+
+def not_shown(device: Device, cases: list[Case]) -> dict[Case, CaseNotShown]:
+    found = ((case, case.not_shown(device)) for case in cases)
+    return {
+        case: CaseNotShown(case=case.name, variant=case.variant, hazard=case.hazard, why=why.why, looked=why.looked)
+        for case, why in found
+        if why is not None
+    }
 
 
 def run_all(device: Device, cases: list[Case], iterations: int, seed: int) -> list[CaseOutcome]:

@@ -109,6 +109,14 @@ class CaseOutcome(JsonModel):
         return Verdict.VACUOUS if self.control.corrupt < self.control.iterations else Verdict.PROVEN
 
 
+class CaseNotShown(JsonModel):
+    case: str
+    variant: str
+    hazard: str
+    why: str
+    looked: bool  # the device does it right; or else this device cannot be asked
+
+
 class VerifyReport(JsonModel):
     """`verify --json`."""
 
@@ -117,12 +125,13 @@ class VerifyReport(JsonModel):
     iterations: int
     seed: int
     cases: list[CaseOutcome]
+    not_shown: list[CaseNotShown]
     cases_planned: int  # Ctrl-C leaves fewer, each of which ran to its end
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def partial(self) -> bool:
-        return len(self.cases) < self.cases_planned
+        return len(self.cases) + len(self.not_shown) < self.cases_planned
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -205,11 +214,21 @@ def notes(report: VerifyReport) -> Iterator[str]:
         yield f"Controls: {'; '.join(f'{number} {kind.said}' for kind, number in kinds.items())}."
     if report.device.passed_over is not None:
         yield f"{report.device.passed_over} was passed over: this build has no kernels for it, as nvcc was missing."
+    yield from not_shown(report)
     for case in report.cases:
         if case.half is not None:
             yield f"{title(case)}, half of the fix, not judged: {corrupt(case.half)} corrupt. {case.half.how}"
     if not report.device.has_batched_copy:
         yield "This driver has no batched copy: both source orders are copies in stream order here."
+
+
+def not_shown(report: VerifyReport) -> Iterator[str]:
+    """One line for each reason, with the variants that it holds for."""
+    variants: dict[tuple[str, str], list[str]] = {}
+    for each in report.not_shown:
+        variants.setdefault((each.case, each.why), []).append(each.variant)
+    for (case, why), those in variants.items():
+        yield f"Not shown: {case} ({'; '.join(those)}): {why}."
 
 
 def complaints(report: VerifyReport) -> Iterator[str]:
@@ -248,6 +267,8 @@ def _proven(report: VerifyReport) -> str:
     else:
         where = f"on {report.device.name} with the driver of this machine"
         rest = "Not proven: anything about your TensorRT-LLM, which verify does not load; ask doctor and selfcheck."
+    if not report.cases and report.not_shown:
+        return f"This machine has nothing to show here, and the reasons stand below. {rest}"
     if not proven:
         return f"Proven: nothing. {rest}"
     cases = f"{len(proven)} of {number_of(len(report.cases), 'case')}"
@@ -443,6 +464,8 @@ def page(report: VerifyReport) -> str:
 
 def headline(report: VerifyReport) -> str:
     where = "On a simulated device" if report.device.simulated else f"On {report.device.name}"
+    if not report.cases and report.not_shown:
+        return f"{where}, there is nothing to show here."
     if report.proven:
         return f"{where}, every control corrupts every time. The fix never does."
     bad = sum(case.verdict is not Verdict.PROVEN for case in report.cases)
