@@ -44,7 +44,10 @@ class OffsetLaunch {
         note_shipped(rows.size(), known->way.table());
         return true;
     }
-    std::size_t known() const { return known_.size(); }
+    std::size_t known() const {
+        const nb::ft_lock_guard guard(mutex_);
+        return known_.size();
+    }
 
   private:
     static constexpr std::size_t kKnownMax = 16;  // a server has a table for its model, and one for the draft's
@@ -61,8 +64,8 @@ class OffsetLaunch {
     using KnownPtr = std::shared_ptr<const Known>;
 
     KnownPtr find(nb::handle input, nb::handle output, nb::handle index_scales, nb::handle kv_offset) {
-        for (std::size_t i = 0; i < known_.size(); ++i) {  // tensors may run Python, and another thread may come here
-            KnownPtr each = known_[i];
+        // Tensors may run Python, and another thread may come here meanwhile.
+        for (std::size_t i = 0; KnownPtr each = known_at(i); ++i) {
             if (each->leads(input, output, index_scales, kv_offset)) {
                 return each;
             }
@@ -75,13 +78,19 @@ class OffsetLaunch {
             std::make_shared<const Known>(Known{SeenObject(input), SeenObject(index_scales), SeenObject(kv_offset),
                                                 nb::steal(PyWeakref_NewRef(stager.ptr(), nullptr)),
                                                 OffsetWay(output, input, nb::cast<StagerObject&>(stager).device())});
+        const nb::ft_lock_guard guard(mutex_);
         known_.insert(known_.begin(), made);
         known_.resize(std::min(known_.size(), kKnownMax));
         return made;
     }
+    KnownPtr known_at(std::size_t at) const {
+        const nb::ft_lock_guard guard(mutex_);
+        return at < known_.size() ? known_[at] : nullptr;
+    }
 
     nb::object stager_of_;
-    std::vector<KnownPtr> known_;  // guarded by the GIL
+    mutable nb::ft_mutex mutex_;   // where there is no GIL
+    std::vector<KnownPtr> known_;  // guarded by either
 };
 
 // Where a copy goes that upstream's V1 asks for: [pool, :rows], [:, :rows], either with [..., :, :width] behind.
@@ -91,7 +100,7 @@ struct PoolIndex {
     std::optional<std::uint32_t> width;
 };
 
-// A slice from the beginning, in steps of one. Unset if it is not one.
+// A slice from the beginning, in steps of one.
 struct Head {
     bool is_whole;
     std::uint32_t stop;
@@ -108,18 +117,20 @@ std::optional<std::uint32_t> small_number(PyObject* number) {
 }
 
 std::optional<Head> head_of(PyObject* index) {
+    Py_ssize_t start = 0;
+    Py_ssize_t stop = 0;
+    Py_ssize_t step = 0;
     if (!PySlice_Check(index)) {
         return std::nullopt;
     }
-    const auto* const slice = reinterpret_cast<PySliceObject*>(index);
-    if (slice->start != Py_None || slice->step != Py_None) {
+    if (PySlice_Unpack(index, &start, &stop, &step) != 0) {
+        throw nb::python_error();
+    }
+    const bool is_whole = stop == PY_SSIZE_T_MAX;
+    if (start != 0 || step != 1 || (!is_whole && !std::in_range<std::uint32_t>(stop))) {
         return std::nullopt;
     }
-    if (slice->stop == Py_None) {
-        return Head{.is_whole = true, .stop = 0};
-    }
-    const auto stop = small_number(slice->stop);
-    return stop ? std::optional(Head{.is_whole = false, .stop = *stop}) : std::nullopt;
+    return Head{.is_whole = is_whole, .stop = is_whole ? 0 : static_cast<std::uint32_t>(stop)};
 }
 
 std::optional<PoolIndex> pool_index(nb::handle index) {

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <string>
 
@@ -30,7 +31,9 @@ nb::handle interned(const char* name) {
 }
 
 nb::object called(nb::handle object, nb::handle method) {
-    nb::object result = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method.ptr()));
+    std::array<PyObject*, 2> stack{nullptr, object.ptr()};
+    nb::object result =
+        nb::steal(PyObject_VectorcallMethod(method.ptr(), &stack[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
     if (!result.is_valid()) {
         throw nb::python_error();
     }
@@ -139,7 +142,7 @@ bool SeenObject::is(nb::handle object) const {
     if (object.ptr() != address_) {
         return false;
     }
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_LIMITED_API)
     PyObject* now = nullptr;
     const bool is_there = PyWeakref_GetRef(reference_.ptr(), &now) == 1;
     Py_XDECREF(now);
