@@ -12,9 +12,10 @@ from tests.fixes.ranks import Between, RankComm, on_ranks
 from trtllm_kvfix.offload.batch_patches import (
     ROOM_FOR_LOADS,
     V2_PLACE,
+    Choosers,
     Room,
     choosing_from_shown,
-    room_replacements,
+    choosing_replacements,
     warn_where_nobody_gives_way,
 )
 from trtllm_kvfix.overlay.fix import Seam
@@ -127,13 +128,14 @@ def test_nothing_is_asked_where_nobody_waits_to_start() -> None:
 
 def test_another_cache_is_not_its_business() -> None:
     room, other = room_of(manager(0, loading=[1])), Impl(0)
+    kept = Choosers(room)
     seen: list[Any] = []
     scheduler = SimpleNamespace(kv_cache_manager=other)
     active = [parked(1, 4), Request(2, 5)]
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
     scheduler.kv_cache_manager = room.manager.impl
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
-    assert seen == [[1, 2], [1]]
+    assert seen == [[1, 2], [1]] and kept.room is room
 
 
 def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,10 +148,10 @@ def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, cap
     module: Any = ModuleType(SCHEDULER)
     module.BindCapacityScheduler, module.PyCapacityScheduler = Compiled, Plain
     monkeypatch.setitem(sys.modules, SCHEDULER, module)
-    assert [each.seam for each in room_replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
+    assert [each.seam for each in choosing_replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
     assert not caplog.records
     module.PyCapacityScheduler = Compiled
-    assert room_replacements() == []
+    assert choosing_replacements() == []
     assert "no room is kept" in caplog.text
 
 
