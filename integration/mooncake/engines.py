@@ -15,7 +15,7 @@ from tests.offload.upstream_double import Request
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.offload.remote.keys import keys_behind, object_name, start_of
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, object_name, start_of
 from trtllm_kvfix.offload.remote.messages import LookAnswer
 
 recomputed = counters.offload_recomputed_requests
@@ -88,7 +88,7 @@ class EngineCommands:
         """The object of this block of a prompt."""
         side = self.bench.scheduler.side
         start = start_of(side._link.store.root, Identity())
-        return object_name(keys_behind(start, 0, tokens, side._tokens_per_block, ())[block], 0, 1)
+        return object_name(keys_behind(start, 0, array_of(tokens), side._tokens_per_block, ())[block], 0, 1)
 
     def porter(self) -> tuple[int, int]:
         """The porter's process, and how many there have been."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from trtllm_kvfix.offload.remote import look_queue
-from trtllm_kvfix.offload.remote.keys import keys_behind, object_name
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, object_name
 from trtllm_kvfix.offload.remote.look_queue import FIRST_BLOCKS, LookQueue
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
 
@@ -16,7 +16,7 @@ WAIT_S = 20
 
 def look(number: int, blocks: int, held: int = 0) -> Look:
     """Blocks of one token, which no other prompt has."""
-    return Look(number, b"start", (), 1, list(range(1000 * number, 1000 * number + blocks)), held)
+    return Look(number, b"start", (), 1, array_of(range(1000 * number, 1000 * number + blocks)), held)
 
 
 def keys_of(prompt: Look) -> list[bytes]:

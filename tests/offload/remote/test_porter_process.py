@@ -16,7 +16,7 @@ import pytest
 from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote import porter_process
-from trtllm_kvfix.offload.remote.keys import keys_behind, object_name
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, object_name
 from trtllm_kvfix.offload.remote.messages import (
     CallOver,
     Get,
@@ -31,7 +31,7 @@ from trtllm_kvfix.offload.remote.messages import (
 )
 
 BLOCK_BYTES, SLOT_BYTES, SLOTS = 4096, 4096 + 64, 8
-TOKENS = list(range(8))
+TOKENS = array_of(range(8))
 KEYS = tuple(keys_behind(b"start", 0, TOKENS, 2, ()))
 HERE, THERE = (0, 1, 2, 3), (4, 7, 5, 6)
 NICE_MAX = 19

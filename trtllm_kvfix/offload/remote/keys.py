@@ -38,12 +38,16 @@ def start_of(root: bytes, identity: Identity) -> bytes:
     return _digest(root, str(identity.lora_id).encode(), kind.encode(), spelled)
 
 
+def array_of(tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+    """As names see tokens, on every machine."""
+    return np.asarray(tokens, "<i4")
+
+
 def keys_behind(
-    parent: bytes, first: int, tokens: Sequence[int] | NDArray[np.int32], tokens_per_block: int, spans: Spans
+    parent: bytes, first: int, tokens: NDArray[np.int32], tokens_per_block: int, spans: Spans
 ) -> list[bytes]:
     """The keys of whole blocks: the first of them has this number, and follows the parent."""
-    step, keys = 4 * tokens_per_block, list[bytes]()
-    content = np.asarray(tokens, "<i4").tobytes()
+    step, keys, content = 4 * tokens_per_block, list[bytes](), tokens.tobytes()
     plain = _lengths((bytes(KEY_BYTES), b"", bytes(step)))  # of every block that no image reaches into
     for at in range(0, len(content), step):
         extras = _extras(spans, (first + len(keys)) * tokens_per_block, tokens_per_block) if spans else b""
@@ -85,7 +89,7 @@ class KeyChain:
         self._take_given()
         if end > len(self._keys) and self._tokens:
             parent = self._keys[-1] if self._keys else self._start
-            self._keys += keys_behind(parent, self._begin, self._tokens, self._tokens_per_block, self._spans)
+            self._keys += keys_behind(parent, self._begin, array_of(self._tokens), self._tokens_per_block, self._spans)
             self._drop_named()
         return tuple(self._keys[first:end])
 

@@ -3,6 +3,9 @@
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trtllm_kvfix.offload.remote.keys import Spans
 
 
@@ -33,7 +36,7 @@ class Look(NamedTuple):
     start: bytes  # what the names of all its blocks follow from
     spans: Spans
     tokens_per_block: int
-    tokens: list[int]  # of whole blocks
+    tokens: NDArray[np.int32]  # of whole blocks
     held: int = 0  # leading blocks that the host tier has: of these alone, an answer may be some seconds old
 
 

@@ -23,7 +23,7 @@ from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import RemoteStore
 from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
-from trtllm_kvfix.offload.remote.keys import Era, KeyChain, start_of
+from trtllm_kvfix.offload.remote.keys import Era, KeyChain, array_of, start_of
 from trtllm_kvfix.offload.remote.lookups import FUSE, Lookup, Lookups
 from trtllm_kvfix.offload.remote.messages import Look
 from trtllm_kvfix.offload.remote.puts import Puts, Stored
@@ -33,7 +33,7 @@ from trtllm_kvfix.offload.switches import Pause
 from trtllm_kvfix.overlay import fuse
 
 FAILURES_MIN = 3  # fetches in a row, before it is left alone
-ASKED_TOKENS_MAX = 65536  # of prompts, in one iteration: others are asked about in the next one
+ASKED_TOKENS_MAX = 32768  # of prompts, in one iteration: others are asked about in the next one
 
 SHARE = 0.3  # of the newest measurement in an average
 STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
@@ -155,10 +155,10 @@ class RemoteScheduler(OffloadScheduler):
         for request in waiting:
             lookup = self._lookups.of(request.py_request_id)
             if lookup is None and self._may_fetch(store, now) and self._lookups.may_ask(store):
-                if tokens > ASKED_TOKENS_MAX:
+                tokens += request.prompt_len
+                if ASKED_TOKENS_MAX < tokens != request.prompt_len:  # but one of any length
                     held_back.append(request.py_request_id)
                     continue
-                tokens += request.prompt_len
                 self._ask(store, request)
                 lookup = self._lookups.of(request.py_request_id)
             if lookup is not None and lookup.is_waited_for(now):
@@ -174,7 +174,7 @@ class RemoteScheduler(OffloadScheduler):
         blocks = (request.prompt_len - 1) // size
         if index is None or identity is None or not self._is_shared(identity) or blocks < self._remote.min_reuse_blocks:
             return
-        tokens = tokens_of(request)[: blocks * size]
+        tokens = array_of(tokens_of(request))[: blocks * size]
         sequence = opened(index, identity)
         index.extend(sequence, tokens)
         held = index.held(sequence)

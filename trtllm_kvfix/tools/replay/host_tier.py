@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import BlockManager, TierIndex
-from trtllm_kvfix.offload.remote.keys import keys_behind, start_of
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, start_of
 from trtllm_kvfix.offload.remote.puts import staging_slots
 
 Tokens = NDArray[np.int32]
@@ -263,5 +263,5 @@ class RemoteTier(ConnectorTier):
         keys = self._keys_by_sequence.setdefault(live.sequence, [])
         parent = keys[-1] if keys else start_of(b"", identity)
         tokens = live.known.tokens[len(keys) * size : live.indexed * size]
-        keys += keys_behind(parent, len(keys), tokens, size, identity.extra_keys)
+        keys += keys_behind(parent, len(keys), array_of(tokens), size, identity.extra_keys)
         return keys
