@@ -135,6 +135,7 @@ class Executor:
         self.side.require_tier()
         self.gate = HeldBack(self.link, OneRank())
         self.loaded_blocks = 0
+        self.blocks = 0  # of the device
 
     def serve(self, requests: list[Request]) -> tuple[list[float], float]:
         """Seconds of each iteration, and until the last request has been scheduled."""
@@ -154,7 +155,9 @@ class Executor:
 
     def admit(self, request: Request) -> None:
         tokens, _ = self.side.get_num_new_matched_tokens(request, 0)
-        self.side.update_state_after_alloc(request, [list(range(-(-len(request.tokens) // BLOCK)))])
+        count = -(-len(request.tokens) // BLOCK)
+        self.side.update_state_after_alloc(request, [list(range(self.blocks, self.blocks + count))])
+        self.blocks += count
         self.loaded_blocks += tokens // BLOCK
 
     def end(self, step: Step) -> None:
