@@ -14,7 +14,7 @@ from trtllm_kvfix.offload.remote.keys import keys_behind, object_name
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look, LookAnswer
 
 FIRST_BLOCKS, STEP_GROWS = 64, 8  # of a prompt: most have none in the store, and then these are all that is asked
-FRESH_S = 30.0  # blocks that were just asked about need no other question to stay in the store
+FRESH_S = 10.0  # blocks that were just asked about need no other question to stay in the store
 FRESH_MAX = 4096  # prompts
 
 
