@@ -1,7 +1,7 @@
 """Upstream's capacity scheduler sees the right requests: on one rank, and on two whose batches must be equal."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -136,6 +136,29 @@ def test_another_cache_is_not_its_business() -> None:
     scheduler.kv_cache_manager = room.manager.impl
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
     assert seen == [[1, 2], [1]] and kept.room is room
+
+
+@dataclass
+class Odd:
+    """A chooser of another kind."""
+
+    asked: int = 0
+
+    def shown(self, active: Sequence[Any]) -> Sequence[Any]:
+        self.asked += 1
+        return [each for each in active if each.py_request_id % 2]
+
+
+def test_others_choose_for_every_kind_of_cache_and_before_the_room() -> None:
+    """A scheduler knows the bound half of a V1 manager, and a V2 manager itself, which needs no room."""
+    odd, active = Odd(), [parked(1, 4), Request(3, 5), Request(2, 5), Request(4, 5)]
+    choosers = Choosers(room_of(manager(9, loading=[1])), [odd])
+    assert ids(choosers.shown(choosers.room.manager.impl, active)) == [1, 3]
+    assert ids(choosers.shown(choosers.room.manager, active)) == [1, 3] and odd.asked == 2
+    for another in (Impl(0), None):
+        assert choosers.shown(another, active) is active
+    choosers.room.manager = None
+    assert choosers.shown(None, active) is active and odd.asked == 2
 
 
 def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -145,7 +145,7 @@ def test_a_late_fetch_leaves_its_request_computing(make_remote: MakeRemote, monk
 def test_a_cancelled_request_leaves_nothing_behind(make_remote: MakeRemote, error: str) -> None:
     stored(make_remote)
     bench = make_remote()
-    porter = porter_of(bench)
+    porter, hits = porter_of(bench), counters.offload_remote_hit_tokens.value
     porter.holds_gets = True
     request = submitted(bench, 1)
     steps(bench)
@@ -158,6 +158,7 @@ def test_a_cancelled_request_leaves_nothing_behind(make_remote: MakeRemote, erro
     assert other.state is State.GONE and bench.executor.corrupt == []
     settle(bench)
     assert bench.worker.side._loading == {} and bench.manager.pending_async_requests.loading == {}
+    assert counters.offload_remote_hit_tokens.value == hits, "nobody has used what it fetched"
 
 
 @pytest.mark.parametrize("waits", [False, True])
