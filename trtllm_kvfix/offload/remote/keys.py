@@ -76,7 +76,7 @@ class KeyChain:
     def __init__(self, start: bytes, spans: Spans, tokens_per_block: int, given: Given | None = None) -> None:
         self._start, self._spans, self._tokens_per_block = start, spans, tokens_per_block
         self._given = given or Given()
-        self._keys: list[bytes] = []
+        self._keys = bytearray()  # one behind the other: a long prompt has thousands
         self._tokens: list[int] = []  # of the blocks that have no key yet
         self._begin = 0  # the first of those blocks
 
@@ -87,20 +87,25 @@ class KeyChain:
 
     def keys(self, first: int, end: int) -> tuple[bytes, ...]:
         self._take_given()
-        if end > len(self._keys) and self._tokens:
-            parent = self._keys[-1] if self._keys else self._start
-            self._keys += keys_behind(parent, self._begin, array_of(self._tokens), self._tokens_per_block, self._spans)
+        if end > self._named and self._tokens:
+            parent, tokens = bytes(self._keys[-KEY_BYTES:]) or self._start, array_of(self._tokens)
+            self._keys += b"".join(keys_behind(parent, self._begin, tokens, self._tokens_per_block, self._spans))
             self._drop_named()
-        return tuple(self._keys[first:end])
+        places = range(KEY_BYTES * first, KEY_BYTES * min(end, self._named), KEY_BYTES)
+        return tuple([bytes(self._keys[at : at + KEY_BYTES]) for at in places])
+
+    @property
+    def _named(self) -> int:
+        return len(self._keys) // KEY_BYTES
 
     def _take_given(self) -> None:
         given = self._given.keys
-        if len(given) > KEY_BYTES * len(self._keys):
-            self._keys = [given[at : at + KEY_BYTES] for at in range(0, len(given), KEY_BYTES)]
+        if len(given) > len(self._keys):
+            self._keys[:] = given
         self._drop_named()
 
     def _drop_named(self) -> None:
-        named = min(len(self._keys) - self._begin, len(self._tokens) // self._tokens_per_block)
+        named = min(self._named - self._begin, len(self._tokens) // self._tokens_per_block)
         del self._tokens[: named * self._tokens_per_block]
         self._begin += named
 

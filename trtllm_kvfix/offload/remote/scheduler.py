@@ -33,7 +33,7 @@ from trtllm_kvfix.offload.switches import Pause
 from trtllm_kvfix.overlay import fuse
 
 FAILURES_MIN = 3  # fetches in a row, before it is left alone
-ASKED_TOKENS_MAX = 32768  # of prompts, in one iteration: others are asked about in the next one
+ASKED_TOKENS_MAX = 16384  # of prompts, in one iteration: others are asked about in the next one
 
 SHARE = 0.3  # of the newest measurement in an average
 STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
