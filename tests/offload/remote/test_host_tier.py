@@ -10,6 +10,7 @@ from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.remote import keys as keys_module
 from trtllm_kvfix.offload.remote.keys import keys_behind
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
 from trtllm_kvfix.offload.remote.puts import Staging
@@ -81,6 +82,24 @@ def test_nothing_is_fetched_for_what_upstream_reserves(side: RemoteScheduler, st
     assert side.reserve_prefix(request, 0, 8) == (0, False)
     side.update_state_after_alloc(request, BLOCKS)
     assert store.looks == 1 and not side.build_connector_meta(None)
+
+
+@pytest.mark.parametrize("is_looked_up", [True, False])
+def test_asking_again_for_a_reservation_makes_no_names(
+    is_looked_up: bool, side: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream asks in each iteration in which a request waits for room."""
+
+    def fails(*_: object) -> list[bytes]:
+        raise AssertionError("a name was made")
+
+    request = Request(1, list(PROMPT))
+    side.reserve_prefix(request, 0, 7)
+    if is_looked_up:
+        side.hold_back([request], [request])
+    monkeypatch.setattr(keys_module, "keys_behind", fails)
+    for number in range(8, 12):
+        assert side.reserve_prefix(request, 0, number) == (0, False)
 
 
 def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> None:

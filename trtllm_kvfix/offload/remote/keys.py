@@ -82,8 +82,13 @@ class KeyChain:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add the tokens of further whole blocks."""
-        self._tokens.extend(tokens)
         self._take_given()
+        end = self._begin + len(tokens) // self._tokens_per_block
+        if not self._tokens and end <= self._named:
+            self._begin = end
+            return
+        self._tokens.extend(tokens)
+        self._drop_named()
 
     def keys(self, first: int, end: int) -> tuple[bytes, ...]:
         self._take_given()
