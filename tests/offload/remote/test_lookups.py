@@ -257,6 +257,16 @@ def test_patience_follows_what_was_asked_before_and_what_computing_takes(clock: 
     assert unawaited is not None and not unawaited.is_waited_for(clock.now)
 
 
+def test_an_answer_to_somebody_elses_question_is_none(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    del clock
+    lookups, porter = Lookups(WAIT_S), Porter(1)
+    lookups.ask(porter, 1, look_at(4), patience_s=60)
+    monkeypatch.setattr(porter, "take_found", lambda: [LookAnswer(77, b"", 3), LookAnswer(1, b"", 2)])
+    lookups.take_answers(porter)
+    lookup = lookups.of(1)
+    assert lookup is not None and (lookup.found, lookup.is_over) == (2, True)
+
+
 def test_a_long_call_is_no_silence() -> None:
     lookups = Lookups(WAIT_S)
     assert lookups.may_ask(Porter(8, waits_s=0.3)) and not lookups.may_ask(Porter(8, waits_s=1))

@@ -78,7 +78,9 @@ class Lookups:
 
     def take_answers(self, store: RemoteStore) -> None:
         for answer in store.take_found():
-            lookup = self._asked.pop(answer.number)
+            lookup = self._asked.pop(answer.number, None)
+            if lookup is None:  # another scheduler side of this process has asked
+                continue
             lookup.is_over = True
             if not answer.error:
                 lookup.given.keys, lookup.found = answer.keys, answer.blocks
