@@ -98,8 +98,8 @@ class RemoteSettings(BaseModel):
     """Names these weights and no others. None: what the checkpoint's files are named by."""
     shared_adapters: bool = False
     """LoRA adapters have the same numbers on all nodes."""
-    lookup_wait_ms: float = Field(default=10, gt=0, le=1000)
-    """A prompt waits this long for an answer at most."""
+    lookup_wait_ms: float = Field(default=100, gt=0, le=1000)
+    """A prompt waits this long for an answer, and a little longer for each of its blocks."""
     timeout_s: float = Field(default=10, gt=0)
     """A transfer that takes longer is given up, with the store's client."""
 

@@ -15,7 +15,8 @@ from tests.offload.upstream_double import Request
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.offload.remote.keys import KeyChain, object_name
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, object_name, start_of
+from trtllm_kvfix.offload.remote.messages import LookAnswer
 
 recomputed = counters.offload_recomputed_requests
 PREFIX = "TRTLLM_KVFIX_OFFLOAD_"
@@ -68,16 +69,16 @@ class EngineCommands:
         return True
 
     def after_look(self, command: str) -> bool:
-        """Have a shell command run between the look and the get that follows it."""
+        """Have a shell command run between the answer to a look and the get that follows it."""
         store = self.bench.scheduler.side._link.store
-        look = store.look
+        take_found = store.take_found
 
-        def looking(keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
-            found: list[bool] | None = look(keys, wait_s)
-            assert os.system(command) == 0
+        def taking() -> list[LookAnswer]:
+            found: list[LookAnswer] = take_found()
+            assert not found or os.system(command) == 0
             return found
 
-        store.look = looking
+        store.take_found = taking
         return True
 
     def counts(self) -> dict[str, float]:
@@ -86,9 +87,8 @@ class EngineCommands:
     def object_at(self, tokens: list[int], block: int) -> str:
         """The object of this block of a prompt."""
         side = self.bench.scheduler.side
-        chain = KeyChain(side._link.store.root, Identity(), side._tokens_per_block)
-        chain.extend(tokens)
-        return object_name(chain.keys[block], 0, 1)
+        start = start_of(side._link.store.root, Identity())
+        return object_name(keys_behind(start, 0, array_of(tokens), side._tokens_per_block, ())[block], 0, 1)
 
     def porter(self) -> tuple[int, int]:
         """The porter's process, and how many there have been."""

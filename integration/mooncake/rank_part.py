@@ -4,7 +4,7 @@ from integration.mooncake.nodes import until
 from tests.offload.rank_scenarios import Here, bench_of
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.blocks.identity import Identity
-from trtllm_kvfix.offload.remote.keys import KeyChain
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, start_of
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 
 PROMPT = list(range(300, 348))
@@ -21,9 +21,7 @@ def serves(here: Here) -> Found:
         bench.executor.run()
         keys: list[bytes] = []
         if bench.scheduler is not None:
-            chain = KeyChain(bench.scheduler.side._link.store.root, Identity(), 4)
-            chain.extend(PROMPT)
-            keys = chain.keys
+            keys = keys_behind(start_of(bench.scheduler.side._link.store.root, Identity()), 0, array_of(PROMPT), 4, ())
         while here.ranks.gather(bench.scheduler is not None and is_busy(bench.scheduler.side))[0]:
             bench.executor.step()
         executor = bench.executor

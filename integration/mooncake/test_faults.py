@@ -5,10 +5,11 @@ import signal
 import sys
 from contextlib import closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from integration.mooncake.engines import Engine, MakeEngine
-from integration.mooncake.nodes import MOONCAKE, Master, Node, until
+from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
 
 PROMPT = list(range(200, 248))
 BEHIND = 44
@@ -145,6 +146,46 @@ def test_a_master_that_dies_and_comes_back(make_engine: MakeEngine, master: Mast
     assert engine.serve([5, *PROMPT]).loaded == 0  # a new master knows nothing of what there was
     goes_on(engine)
     until(lambda: other.serve([9, *PROMPT[1:-1], 9]).loaded == BEHIND, "the other engine does not come back")
+    del node
+
+
+def test_what_a_host_tier_has_comes_back_to_a_master_that_has_forgotten_it(
+    make_engine: MakeEngine, master: Master, node: Node
+) -> None:
+    engine = make_engine()
+    engine.serve(PROMPT)
+    engine.ask("settle")
+    put = engine.ask("counts")["offload_remote_put_blocks"]
+    master.kill()
+    assert engine.serve(PROMPT).loaded == BEHIND, "from the host tier"
+    master.come_back()
+
+    def serve() -> None:
+        assert engine.serve(PROMPT).loaded == BEHIND
+        engine.ask("settle")
+
+    until(lambda: engine.ask("counts")["offload_remote_put_blocks"] >= put + BEHIND // 4, "nothing is put again", serve)
+    assert make_engine().serve(PROMPT).loaded == BEHIND
+    del node
+
+
+def test_a_lookup_keeps_a_block_from_being_evicted(master: Master, node: Node) -> None:
+    """What follows for blocks of a host tier is that they are looked up, too."""
+    client = client_of(master.address)
+    kept, others = ([f"{kind} {number}" for number in range(50)] for kind in ("kept", "others"))
+    for name in (*kept, *others):
+        assert client.put(name, bytes(1000)) == 0
+    numbers, unasked = count(), iter(others)
+
+    def fill() -> None:
+        for _ in range(16):
+            assert client.batch_is_exist(kept) == [1] * len(kept)
+            client.put(f"large {next(numbers)}", bytes(1 << 20))
+
+    # Each is asked about once, since that would keep it as well.
+    until(lambda: client.is_exist(next(unasked, others[0])) == 0, "nothing is evicted", fill)
+    assert client.batch_is_exist(kept) == [1] * len(kept)
+    client.close()
     del node
 
 

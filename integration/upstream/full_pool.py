@@ -33,7 +33,7 @@ def full_pool() -> list[Scenario]:
 
 def without_room(server: Server) -> None:
     loading_late(server)
-    server.connector.worker.room.shown = lambda active: active
+    server.connector.worker.choosers.room.shown = lambda active: active
 
 
 def loading_late(server: Server) -> None:

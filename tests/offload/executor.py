@@ -24,7 +24,7 @@ from trtllm_kvfix.offload.layout import DevicePool, pool_of
 from trtllm_kvfix.offload.weights import noting
 
 from .contents import extend, next_token
-from .upstream_double import ConnectorManager, Request, State
+from .upstream_double import ConnectorManager, Request, RequestScheduler, State
 
 TOKENS_PER_BLOCK = 4
 WORDS_PER_TOKEN = 8
@@ -94,6 +94,8 @@ class Executor:
         self._values: dict[int, list[int]] = {}  # of each position that a request has computed or read
         self._outlived: set[int] = set()  # requests that have computed with weights that are gone
         self._previous: list[Request] = []  # given to the device, its answer not looked at
+        self.scheduler = RequestScheduler(self)
+        manager.worker.choosers.room.manager = self
         self.register()
 
     def make_groups(self, device: Device, blocks: int, make_pool: MakePool) -> list[Group]:
@@ -192,8 +194,9 @@ class Executor:
         self.device.destroy_stream(self.stream)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.active) < self.batch:
-            request = self.waiting[0]
+        for request in self.scheduler.schedule_request([*self.active, *self.waiting]):
+            if request.state is not State.WAITING or len(self.active) >= self.batch:
+                continue
             try:
                 admission = self.cache.add_sequence(
                     SequenceRequest(
@@ -203,7 +206,7 @@ class Executor:
             except OutOfBlocks:
                 assert self.active, "a request that fits nowhere"
                 return
-            self.waiting.pop(0)
+            self.waiting.remove(request)
             self.active.append(request)
             more = self.manager.get_num_new_matched_tokens(request, admission.tokens_reused)
             self.loaded_tokens += more

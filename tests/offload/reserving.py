@@ -148,8 +148,9 @@ class ReservingExecutor(Executor):
         self.preempt(request)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.active) < self.batch:
-            request = self.waiting[0]
+        for request in self.scheduler.schedule_request([*self.active, *self.waiting]):
+            if request.state is not State.WAITING or len(self.active) >= self.batch:
+                continue
             try:
                 reused = self.cache.add_sequence(
                     SequenceRequest(
@@ -165,7 +166,8 @@ class ReservingExecutor(Executor):
                 self.cache.remove_sequence(request.request_id, store=False)
                 self.manager.free(request)
                 return
-            self.active.append(self.waiting.pop(0))
+            self.waiting.remove(request)
+            self.active.append(request)
             request.context_current_position = end
             request.state = State.LOADING if end > reused else State.CONTEXT
             self.loaded_tokens += end - reused

@@ -1,7 +1,7 @@
 """Upstream's capacity scheduler sees the right requests: on one rank, and on two whose batches must be equal."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,9 +12,10 @@ from tests.fixes.ranks import Between, RankComm, on_ranks
 from trtllm_kvfix.offload.batch_patches import (
     ROOM_FOR_LOADS,
     V2_PLACE,
+    Choosers,
     Room,
     choosing_from_shown,
-    room_replacements,
+    choosing_replacements,
     warn_where_nobody_gives_way,
 )
 from trtllm_kvfix.overlay.fix import Seam
@@ -127,13 +128,37 @@ def test_nothing_is_asked_where_nobody_waits_to_start() -> None:
 
 def test_another_cache_is_not_its_business() -> None:
     room, other = room_of(manager(0, loading=[1])), Impl(0)
+    kept = Choosers(room)
     seen: list[Any] = []
     scheduler = SimpleNamespace(kv_cache_manager=other)
     active = [parked(1, 4), Request(2, 5)]
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
     scheduler.kv_cache_manager = room.manager.impl
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
-    assert seen == [[1, 2], [1]]
+    assert seen == [[1, 2], [1]] and kept.room is room
+
+
+@dataclass
+class Odd:
+    """A chooser of another kind."""
+
+    asked: int = 0
+
+    def shown(self, active: Sequence[Any]) -> Sequence[Any]:
+        self.asked += 1
+        return [each for each in active if each.py_request_id % 2]
+
+
+def test_others_choose_for_every_kind_of_cache_and_before_the_room() -> None:
+    """A scheduler knows the bound half of a V1 manager, and a V2 manager itself, which needs no room."""
+    odd, active = Odd(), [parked(1, 4), Request(3, 5), Request(2, 5), Request(4, 5)]
+    choosers = Choosers(room_of(manager(9, loading=[1])), [odd])
+    assert ids(choosers.shown(choosers.room.manager.impl, active)) == [1, 3]
+    assert ids(choosers.shown(choosers.room.manager, active)) == [1, 3] and odd.asked == 2
+    for another in (Impl(0), None):
+        assert choosers.shown(another, active) is active
+    choosers.room.manager = None
+    assert choosers.shown(None, active) is active and odd.asked == 2
 
 
 def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,10 +171,10 @@ def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, cap
     module: Any = ModuleType(SCHEDULER)
     module.BindCapacityScheduler, module.PyCapacityScheduler = Compiled, Plain
     monkeypatch.setitem(sys.modules, SCHEDULER, module)
-    assert [each.seam for each in room_replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
+    assert [each.seam for each in choosing_replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
     assert not caplog.records
     module.PyCapacityScheduler = Compiled
-    assert room_replacements() == []
+    assert choosing_replacements() == []
     assert "no room is kept" in caplog.text
 
 

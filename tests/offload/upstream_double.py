@@ -6,6 +6,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
+from trtllm_kvfix.offload.batch_patches import choosing_from_shown
 from trtllm_kvfix.ranks import OneRank, Ranks
 
 
@@ -45,6 +46,10 @@ class Request:
         return self.request_id
 
     @property
+    def is_context_init_state(self) -> bool:
+        return self.state in (State.WAITING, State.CONTEXT)
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - self.first_prompt_len
 
@@ -71,6 +76,19 @@ class SchedulerOutput:
 class AsyncRequests:
     saving: dict[int, Request] = field(default_factory=dict)
     loading: dict[int, Request] = field(default_factory=dict)
+
+
+class RequestScheduler:
+    """Upstream's, as far as the connector has a part in it: the requests that it may choose from."""
+
+    def __init__(self, kv_cache_manager: Any) -> None:
+        self.kv_cache_manager = kv_cache_manager
+
+    def schedule_request(self, active: Sequence[Request]) -> Sequence[Request]:
+        return active
+
+
+RequestScheduler.schedule_request = choosing_from_shown(RequestScheduler.schedule_request)  # type: ignore[method-assign]
 
 
 class ConnectorManager:

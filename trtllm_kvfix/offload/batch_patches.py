@@ -1,13 +1,14 @@
 """What we change in upstream about a batch before it runs, because upstream has no callback there.
 
 The connector gets each request as a whole (`WholeRequests`), and the cache manager, whose copies into blocks loads must
-follow. In a full pool, requests that load find room (`Room`).
+follow. In a full pool, requests that load find room (`Room`). Whoever else has a say in which requests are scheduled
+(`Chooser`) is asked there, too.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import offload_log as log
@@ -25,8 +26,16 @@ from trtllm_kvfix.ranks import Tag
 ROOM_FOR_LOADS = "offload-room"
 SCHEDULER_PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
 POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")
-V2_PLACE, V2_SCHEDULER = f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler"
+V2_PLACE, V2_SCHEDULER, V2_COUNTING_SCHEDULER = (
+    f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler", "KVCacheV2DummyScheduler",
+)  # fmt: skip
 GIVES_WAY = "enable_recompute_pause"
+
+
+class Chooser(Protocol):
+    """Chooses from the active requests what upstream's scheduler sees: the same on every rank."""
+
+    def shown(self, active: Sequence[Any]) -> Sequence[Any]: ...
 
 
 class Room:
@@ -54,11 +63,6 @@ class Room:
         self._fuse = fuse_of_room
         self._voting = voting
         self._held_back: set[int] = set()
-        _rooms.add(self)
-
-    def is_in(self, manager: Any) -> bool:
-        """Whether this is the room of that manager. Upstream's schedulers know the bound half of theirs."""
-        return self.manager is not None and getattr(self.manager, "impl", None) is manager
 
     def shown(self, active: Sequence[Any]) -> Sequence[Any]:
         """Return the active requests that the scheduler may choose from. They are the same on every rank."""
@@ -137,7 +141,24 @@ def warn_where_nobody_gives_way(kv_cache_manager: Any) -> None:
         )  # fmt: skip
 
 
-_rooms: Living[Room] = Living()
+class Choosers:
+    """All that choose for one engine, in the same order on every rank. The executor's thread alone uses it."""
+
+    def __init__(self, room: Room, others: Sequence[Chooser] = ()) -> None:
+        self.room, self._others = room, others
+        _engines.add(self)
+
+    def shown(self, manager: Any, active: Sequence[Any]) -> Sequence[Any]:
+        """`manager`: what the asking scheduler knows, which of a KVCacheManager is the bound half."""
+        ours = self.room.manager
+        is_bound = ours is not None and getattr(ours, "impl", None) is manager
+        if is_bound or (ours is not None and ours is manager):
+            for chooser in self._others:
+                active = chooser.shown(active)
+        return self.room.shown(active) if is_bound else active
+
+
+_engines: Living[Choosers] = Living()
 
 
 def room_here() -> Room:
@@ -146,12 +167,15 @@ def room_here() -> Room:
     return Room(fuse_of_room, Voting(fuse_of_room, Tag.ROOM))
 
 
-def room_replacements() -> list[Replacement]:
-    """Have upstream's capacity schedulers choose from what they are shown: those of its C++, and of its Python."""
-    found = {name: place for name in POLICIES for place in reversed(SCHEDULER_PLACES) if is_python(place, name)}
-    if not found:
+def choosing_replacements() -> list[Replacement]:
+    """Have upstream's schedulers choose from what they are shown: those of its C++, of its Python, and of V2."""
+    places = [(name, place) for name in POLICIES for place in reversed(SCHEDULER_PLACES)]
+    places += [(name, V2_PLACE) for name in (V2_SCHEDULER, V2_COUNTING_SCHEDULER)]
+    found = {name: place for name, place in places if is_python(place, name)}
+    if not found.keys() & set(POLICIES):
         log.warning(
-            "upstream's capacity scheduler was not found: no room is kept for requests that load (docs/offload.md)"
+            "upstream's capacity scheduler was not found: no room is kept for requests that load, and there is nothing "
+            "from a remote tier (docs/offload.md)"
         )
     return [Replacement(Seam(place, f"{name}.schedule_request"), choosing_from_shown) for name, place in found.items()]
 
@@ -164,9 +188,8 @@ def is_python(place: str, name: str) -> bool:
 
 def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
     def schedule_request(self: Any, active_requests: Any, *args: Any, **kwargs: Any) -> Any:
-        for room in _rooms.all():
-            if room.is_in(self.kv_cache_manager):
-                active_requests = room.shown(active_requests)
+        for choosers in _engines.all():
+            active_requests = choosers.shown(getattr(self, "kv_cache_manager", None), active_requests)
         return original(self, active_requests, *args, **kwargs)
 
     return schedule_request
@@ -237,5 +260,5 @@ def replacements() -> list[Replacement]:
     return [
         Replacement(START_BATCH, telling_the_worker),
         Replacement(PREPARE_RESOURCES, noting_the_batch),
-        *room_replacements(),
+        *choosing_replacements(),
     ]

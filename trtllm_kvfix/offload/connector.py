@@ -45,7 +45,7 @@ from trtllm_kvfix.staging.place import current_place
 SchedulerBase, WorkerBase = bases()
 NAME = "offload-connector"
 PACKAGE = "trtllm_kvfix.offload"
-REMOTE = PACKAGE + ".remote.start"
+REMOTE = PACKAGE + ".remote"
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
@@ -65,8 +65,8 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         """Return what makes the scheduler side. Nothing of the remote tier is imported unless it is configured."""
         if settings.remote.kind is None:
             return OffloadScheduler
-        scheduler_of: Callable[..., OffloadScheduler] = import_module(REMOTE).scheduler_of
-        return scheduler_of
+        remote: Callable[..., OffloadScheduler] = import_module(f"{REMOTE}.scheduler").RemoteScheduler
+        return remote
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         whole = self.batch.whole(request)
@@ -128,14 +128,14 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.copies_unknown = False  # a fault of ours: loads that would follow these copies do not begin
         make_side: Callable[..., OffloadWorker] = OffloadWorker
         if settings.offload.remote.kind is not None:
-            make_side = partial(import_module(REMOTE).worker_of, llm_args)
+            make_side = partial(import_module(f"{REMOTE}.worker").worker_of, llm_args)
         self.side = make_side(
             settings.offload, link_of(llm_args), OneRank() if is_alone else ranks, HostTierMaker(settings.offload),
             at_start=ranks, saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
-        self.room = batch_patches.room_here()
+        self.choosers = batch_patches.Choosers(batch_patches.room_here(), self.side.choosers)
         module = connector_module()
         if module is not None:
             replace_seams(module.__name__)
@@ -169,7 +169,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
             batch_patches.warn_where_nobody_gives_way(kv_cache_manager)
-            self.cache_manager = self.room.manager = kv_cache_manager
+            self.cache_manager = self.choosers.room.manager = kv_cache_manager
         self._copies = batch_patches.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:

@@ -4,23 +4,37 @@ Upstream makes the sides from the same arguments object, in two threads, and pas
 scheduler side."""
 
 import threading
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import Late
 from trtllm_kvfix.offload.weights import Weights
 
+if TYPE_CHECKING:
+    from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
+
 
 class RemoteStore(Protocol):
-    """The questions that the scheduler side asks the store."""
+    """The questions that the scheduler side asks the store, and the answers. None of it waits."""
 
     root: bytes  # of the keys of all blocks
     block_bytes: int  # of each rank
+    ranks: int
 
     @property
     def is_up(self) -> bool: ...
-    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None: ...
+    def look(self, look: "Look") -> bool:
+        """Ask. False if there is no store now, and so no answer."""
+        ...
+
+    def take_found(self) -> "list[LookAnswer]":
+        """The answers that have come."""
+        ...
+
+    def lookups_wait_s(self) -> float:
+        """How long the store has answered none of those that wait; 0 if none does."""
+        ...
 
 
 class Link:
@@ -34,6 +48,8 @@ class Link:
         # A question to the scheduler side of this process, if there is one.
         self.plan_late: Callable[[Collection[int]], Late] = lambda _: Late()  # requests that wait for an untold load
         self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
+        # Requests that wait to start, and all that are active -> the ids of those that must not start yet.
+        self.hold_back: Callable[[Sequence[Any], Sequence[Any]], list[int]] = lambda *_: []
         self.load_not_awaited: Callable[[int], None] = lambda _: None  # request
 
 

@@ -201,6 +201,11 @@ class LiveRequest:
             self.index.close(self.sequence)
 
 
+def opened(index: TierIndex, identity: Identity) -> int:
+    """A sequence without tokens."""
+    return index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
+
+
 def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
     """Blocks `first` to `end` of one layer group, then of the next, in the order of jobs."""
     if len(blocks) == 1:

@@ -14,7 +14,7 @@ from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import InUse, Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.requests import LiveRequest, Loads, PendingLoad, added_blocks, tokens_computed
+from trtllm_kvfix.offload.requests import LiveRequest, Loads, PendingLoad, added_blocks, opened, tokens_computed
 from trtllm_kvfix.offload.switches import Directions, Switches
 from trtllm_kvfix.offload.tier_report import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
@@ -92,7 +92,7 @@ class OffloadScheduler:
             if not self._reserves:  # then it is counted once it has room
                 self.tally.opaque(request.request_id)
             return None
-        sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
+        sequence = opened(index, identity)
         had = num_computed_tokens // self._tokens_per_block
         live = LiveRequest(request.request_id, index, sequence, tokens_of(request), had, identity, frozen=is_back)
         live.computed = num_computed_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
-from trtllm_kvfix.offload.batch_patches import PARTIAL_COPIES
+from trtllm_kvfix.offload.batch_patches import PARTIAL_COPIES, Chooser
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, pool_of, require_alike
@@ -75,6 +75,7 @@ class OffloadWorker:
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
         self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, if the load did not come
+        self.choosers: Sequence[Chooser] = ()  # of the requests that upstream's scheduler sees
         watch(self)
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:

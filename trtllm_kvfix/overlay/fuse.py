@@ -78,7 +78,9 @@ _lock = ForkedLock()
 def of(fix_id: str) -> Fuse:
     """The fuse of this fix in this process."""
     with _lock():
-        return _fuses.setdefault(fix_id, Fuse(fix_id))
+        if fix_id not in _fuses:
+            _fuses[fix_id] = Fuse(fix_id)
+        return _fuses[fix_id]
 
 
 def reset(fix_id: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.remote import start, worker
-from trtllm_kvfix.offload.remote.messages import Get, Message, Outcome, Outcomes, Put, Spec
+from trtllm_kvfix.offload.remote import worker
+from trtllm_kvfix.offload.remote.keys import keys_behind
+from trtllm_kvfix.offload.remote.messages import Get, Look, LookAnswer, Message, Outcome, Outcomes, Put, Spec
 
 Key = tuple[bytes, int]
 
@@ -25,23 +26,38 @@ class PorterDouble:
     def __init__(self, spec: Spec, pool_address: int, memory: dict[Key, bytes]) -> None:
         self.spec, self._address, self.memory = spec, pool_address, memory
         self.is_up, self.text, self.error = True, "here", None
-        self.asked: deque[Message] = deque()
+        self.asked: deque[Put | Get] = deque()
         self.answered: deque[tuple[Message, Outcomes]] = deque()
         self.holds_gets = self.holds_puts = self.fails_gets = False
         self.bad: set[Key] = set()  # what comes of these is not what was put
-        self.looks = 0
+        self.looks, self.holds_looks, self.silent_s = 0, False, 0.0
+        self.looking: deque[Look] = deque()
+        self.found: deque[LookAnswer] = deque()
         self.on_look: Callable[[], None] = lambda: None
 
-    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
-        del wait_s
-        self.looks += 1
-        self.on_look()
-        return [all((key, rank) in self.memory for rank in range(self.spec.ranks)) for key in keys]
-
-    def ask(self, message: Put | Get) -> bool:
-        if self.is_up:
+    def ask(self, message: Message) -> bool:
+        if isinstance(message, Look):
+            self.looks += 1
+            self.on_look()
+        if self.is_up and isinstance(message, Look):
+            self.looking.append(message)
+        elif self.is_up and not isinstance(message, Look):
             self.asked.append(message)
         return self.is_up
+
+    def take_found(self) -> list[LookAnswer]:
+        while self.looking and not self.holds_looks:
+            self.found.append(self.found_of(self.looking.popleft()))
+        return [self.found.popleft() for _ in range(len(self.found))]
+
+    def waits_s(self, kind: type[Message]) -> float:
+        assert kind is Look
+        return self.silent_s if self.looking else 0.0
+
+    def found_of(self, look: Look) -> LookAnswer:
+        keys = keys_behind(look.start, 0, look.tokens, look.tokens_per_block, look.spans)
+        there = [all((key, rank) in self.memory for rank in range(self.spec.ranks)) for key in keys]
+        return LookAnswer(look.number, b"".join(keys), [*there, False].index(False))
 
     def end_if_stuck(self) -> None:
         """It is the test that ends it."""
@@ -55,7 +71,7 @@ class PorterDouble:
                 self.answer(message)
         return [self.answered.popleft() for _ in range(len(self.answered))]
 
-    def answer(self, message: Message, error: str = "") -> None:
+    def answer(self, message: Put | Get, error: str = "") -> None:
         self.asked.remove(message)
         outcomes = () if error else tuple(self._moved(message, at) for at in range(len(message.keys)))
         self.answered.append((message, Outcomes(message.number, outcomes, error, 0.001)))
@@ -100,6 +116,6 @@ def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
 
     patch.setattr(worker.RemoteWorker, "_noting_the_pool", noting_here)
     patch.setattr(worker, "PorterHandle", porter)
-    patch.setattr(start, "find_spec", lambda _: object())
+    patch.setattr(worker, "find_spec", lambda _: object())
     for name, value in {"kind": "mooncake", "master": "here:1", "model": "m"}.items():
         patch.setenv(f"TRTLLM_KVFIX_OFFLOAD_REMOTE_{name.upper()}", value)

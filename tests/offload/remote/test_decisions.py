@@ -12,6 +12,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import switches
 from trtllm_kvfix.offload.plan import Ended, PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
+from trtllm_kvfix.offload.remote.lookups import FUSE
 from trtllm_kvfix.offload.remote.messages import Put
 from trtllm_kvfix.offload.switches import PAUSE_S_MIN
 from trtllm_kvfix.overlay import fuse
@@ -144,7 +145,7 @@ def test_a_late_fetch_leaves_its_request_computing(make_remote: MakeRemote, monk
 def test_a_cancelled_request_leaves_nothing_behind(make_remote: MakeRemote, error: str) -> None:
     stored(make_remote)
     bench = make_remote()
-    porter = porter_of(bench)
+    porter, hits = porter_of(bench), counters.offload_remote_hit_tokens.value
     porter.holds_gets = True
     request = submitted(bench, 1)
     steps(bench)
@@ -157,6 +158,7 @@ def test_a_cancelled_request_leaves_nothing_behind(make_remote: MakeRemote, erro
     assert other.state is State.GONE and bench.executor.corrupt == []
     settle(bench)
     assert bench.worker.side._loading == {} and bench.manager.pending_async_requests.loading == {}
+    assert counters.offload_remote_hit_tokens.value == hits, "nobody has used what it fetched"
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -167,6 +169,7 @@ def test_a_promise_whose_request_ends_without_a_word_holds_nothing(make_remote: 
     bench = make_remote()
     bench.executor.forget_device_cache()
     request, freed = Request(1, list(PROMPT)), list[Request]()
+    bench.scheduler.side.hold_back([request], [request])
     ask = bench.manager if waits else bench.scheduler
     ask.get_num_new_matched_tokens(request, 0)
     assert bench.index.stats().owned == 11
@@ -418,4 +421,4 @@ def test_a_fault_of_ours_means_computing(make_remote: MakeRemote, monkeypatch: p
         assert served(bench, number) == 0
         bench.index.drop()
         settle(bench)
-    assert fuse.of(remote_scheduler.FUSE).blown and porter_of(bench).looks == fuse.IN_A_ROW_MAX
+    assert fuse.of(FUSE).blown and porter_of(bench).looks == fuse.IN_A_ROW_MAX

@@ -10,6 +10,9 @@ from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.remote import keys as keys_module
+from trtllm_kvfix.offload.remote.keys import keys_behind
+from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
 from trtllm_kvfix.offload.remote.puts import Staging
 from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
 from trtllm_kvfix.offload.switches import Switches
@@ -21,17 +24,27 @@ BLOCKS = [[0, 1, 2, 3, 4]]
 
 
 class StoreOfAll:
-    """It has whatever is asked for."""
+    """It has whatever is asked for, or nothing."""
 
-    root, block_bytes, is_up = b"", 1, True
+    root, block_bytes, ranks, is_up = b"", 1, 1, True
 
     def __init__(self) -> None:
         self.looks = 0
+        self.has_all = True
+        self._found: list[LookAnswer] = []
 
-    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool]:
-        del wait_s
+    def look(self, look: Look) -> bool:
         self.looks += 1
-        return [True] * len(keys)
+        keys = keys_behind(look.start, 0, look.tokens, 1, ())
+        self._found.append(LookAnswer(look.number, b"".join(keys), len(keys) if self.has_all else 0))
+        return True
+
+    def take_found(self) -> list[LookAnswer]:
+        found, self._found = self._found, []
+        return found
+
+    def lookups_wait_s(self) -> float:
+        return 0.0
 
 
 @pytest.fixture
@@ -54,6 +67,7 @@ def side(store: StoreOfAll) -> RemoteScheduler:
 
 def test_a_fetch_is_worth_its_place_in_a_tier_that_declines_what_is_new(side: RemoteScheduler) -> None:
     request = Request(1, list(PROMPT))
+    assert side.hold_back([request], [request]) == [1] and side.hold_back([request], [request]) == []
     assert side.get_num_new_matched_tokens(request, 0) == (4, True)
     side.update_state_after_alloc(request, BLOCKS)
     (fetch,) = side.build_connector_meta(None).fetches
@@ -64,8 +78,28 @@ def test_nothing_is_fetched_for_what_upstream_reserves(side: RemoteScheduler, st
     """It may take a part of a promise, or come back on it, in the middle of a fetch."""
     request = Request(1, list(PROMPT))
     assert side.reserve_prefix(request, 0, 7) == (0, False)
+    assert side.hold_back([request], [request]) == [], "so it does not wait either"
+    assert side.reserve_prefix(request, 0, 8) == (0, False)
     side.update_state_after_alloc(request, BLOCKS)
-    assert store.looks == 0 and not side.build_connector_meta(None)
+    assert store.looks == 1 and not side.build_connector_meta(None)
+
+
+@pytest.mark.parametrize("is_looked_up", [True, False])
+def test_asking_again_for_a_reservation_makes_no_names(
+    is_looked_up: bool, side: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream asks in each iteration in which a request waits for room."""
+
+    def fails(*_: object) -> list[bytes]:
+        raise AssertionError("a name was made")
+
+    request = Request(1, list(PROMPT))
+    side.reserve_prefix(request, 0, 7)
+    if is_looked_up:
+        side.hold_back([request], [request])
+    monkeypatch.setattr(keys_module, "keys_behind", fails)
+    for number in range(8, 12):
+        assert side.reserve_prefix(request, 0, number) == (0, False)
 
 
 def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> None:
@@ -97,8 +131,8 @@ def computed(side: RemoteScheduler, prompt: list[int]) -> Any:
 
 
 @pytest.fixture
-def nothing_there(store: StoreOfAll, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "look", lambda keys, _wait_s: [False] * len(keys))
+def nothing_there(store: StoreOfAll) -> None:
+    store.has_all = False
 
 
 def free(side: RemoteScheduler) -> int:

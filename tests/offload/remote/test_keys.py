@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.blocks.identity import Identity
-from trtllm_kvfix.offload.remote.keys import KeyChain, object_name, root_of
+from trtllm_kvfix.offload.remote import keys as keys_module
+from trtllm_kvfix.offload.remote.keys import Given, KeyChain, object_name, root_of, start_of
 
 ROOT = root_of({"model": "m", "layout": "l"})
 TOKENS = list(range(12))
@@ -13,9 +14,14 @@ IMAGE = b"\x01" * 32
 
 
 def keys(tokens: list[int] = TOKENS, root: bytes = ROOT, block: int = 4, **identity: Any) -> list[bytes]:
-    chain = KeyChain(root, Identity(**identity), block)
+    chain = chain_of(root, block, **identity)
     chain.extend(tokens)
-    return chain.keys
+    return list(chain.keys(0, len(tokens)))
+
+
+def chain_of(root: bytes = ROOT, block: int = 4, given: Given | None = None, **identity: Any) -> KeyChain:
+    who = Identity(**identity)
+    return KeyChain(start_of(root, who), who.extra_keys, block, given)
 
 
 def test_keys_stay_what_they_are() -> None:
@@ -44,10 +50,11 @@ def test_whatever_differs_makes_all_keys_differ(other: dict[str, Any]) -> None:
 
 
 def test_growth_in_pieces_gives_the_same_keys() -> None:
-    chain = KeyChain(ROOT, Identity(extra_keys=((5, 9, IMAGE),)), 4)
+    chain = chain_of(extra_keys=((5, 9, IMAGE),))
     for at in range(0, 12, 4):
         chain.extend(TOKENS[at : at + 4])
-    assert chain.keys == keys(extra_keys=((5, 9, IMAGE),))
+        assert len(chain.keys(0, 3)) == at // 4 + 1
+    assert [*chain.keys(0, 3)] == keys(extra_keys=((5, 9, IMAGE),))
 
 
 def test_a_prefix_has_the_keys_of_its_blocks() -> None:
@@ -65,3 +72,27 @@ def test_an_image_counts_from_the_block_that_it_reaches_into() -> None:
 def test_ranks_have_objects_of_their_own() -> None:
     names = {object_name(key, rank, ranks) for key in keys() for ranks in (1, 2) for rank in range(ranks)}
     assert len(names) == 9
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("known", [0, 4, 8])
+def test_keys_that_were_given_are_not_made_again(blocks: int, known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they come before the tokens or behind them, and whether the others have been asked for by then."""
+    wanted, given = tuple(keys()), Given()
+    chain = chain_of(given=given)
+    chain.extend(TOKENS[:known])
+    chain.keys(0, known // 8)
+    given.keys = b"".join(wanted[:blocks])
+    chain.extend(TOKENS[known:])
+    monkeypatch.setattr(keys_module, "keys_behind", only_behind(max(blocks, known // 4 if known == 8 else 0)))
+    assert chain.keys(0, 3) == wanted
+    assert chain._tokens == []
+
+
+def only_behind(named: int) -> Any:
+    def keys_behind(parent: bytes, first: int, *rest: Any) -> list[bytes]:
+        assert first == named
+        return made(parent, first, *rest)
+
+    made = keys_module.keys_behind
+    return keys_behind

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload.remote import start
+from trtllm_kvfix.offload.remote import worker
 from trtllm_kvfix.offload.remote.arguments import parts_of
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 from trtllm_kvfix.settings import load
@@ -56,15 +56,15 @@ def test_it_is_a_section_of_a_file(tmp_path: Path) -> None:
 
 def test_a_master_must_be_named() -> None:
     with pytest.raises(SettingsError, match=r"kvfix.offload.remote.master is not set"):
-        start.require_store(remote(master=None))
+        worker.require_store(remote(master=None))
 
 
 def test_without_the_client_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "find_spec", lambda _: None)
+    monkeypatch.setattr(worker, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"pip install 'trtllm-kvfix\[mooncake\]'"):
-        start.require_store(remote())
-    monkeypatch.setattr(start, "find_spec", lambda _: object())
-    start.require_store(remote())
+        worker.require_store(remote())
+    monkeypatch.setattr(worker, "find_spec", lambda _: object())
+    worker.require_store(remote())
 
 
 def test_nothing_is_imported_without_it() -> None:

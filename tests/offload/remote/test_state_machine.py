@@ -16,7 +16,9 @@ from tests.offload import test_state_machine as host
 from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.upstream_double import State
 from trtllm_kvfix.native import Device
+from trtllm_kvfix.offload.remote import lookups
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
+from trtllm_kvfix.offload.remote.messages import LookAnswer
 
 from .porter_double import Key, PorterDouble, planted, sealed
 
@@ -28,7 +30,8 @@ class RemoteMachine(host.ConnectorMachine):
         self.planted, self.memory = pytest.MonkeyPatch(), dict[Key, bytes]()
         planted(self.planted, self.memory)
         self.now = 1000.0
-        self.planted.setattr(remote_scheduler, "monotonic", lambda: self.now)
+        for module in (lookups, remote_scheduler):
+            self.planted.setattr(module, "monotonic", lambda: self.now)
         chosen = {"REMOTE_MIN_REUSE_BLOCKS": 1, "HOST_BYTES": host.HOST_BLOCKS * sealed(BLOCK_BYTES)}
         variables = {f"TRTLLM_KVFIX_OFFLOAD_{name}": str(value) for name, value in chosen.items()}
         with mock.patch.dict(os.environ, variables):
@@ -39,9 +42,13 @@ class RemoteMachine(host.ConnectorMachine):
 
     # ------------------------------------------------------------------------------------------ the store
 
-    @rule(gets=st.booleans(), puts=st.booleans())
-    def hold_the_store(self, gets: bool, puts: bool) -> None:
-        self.porter.holds_gets, self.porter.holds_puts = gets, puts
+    @rule(gets=st.booleans(), puts=st.booleans(), looks=st.booleans())
+    def hold_the_store(self, gets: bool, puts: bool, looks: bool) -> None:
+        self.porter.holds_gets, self.porter.holds_puts, self.porter.holds_looks = gets, puts, looks
+
+    @rule(seconds=st.integers(0, SECONDS_MAX))
+    def no_lookup_is_answered(self, seconds: int) -> None:
+        self.porter.silent_s = seconds
 
     @rule(index=st.integers(0, 20))
     def answer_one(self, index: int) -> None:
@@ -53,6 +60,8 @@ class RemoteMachine(host.ConnectorMachine):
         """The porter ends as after a failed read: what it was asked is answered once it is gone."""
         for message in list(self.porter.asked):
             self.porter.answer(message, "the process has ended")
+        self.porter.found.extend(LookAnswer(look.number, error="the process has ended") for look in self.porter.looking)
+        self.porter.looking.clear()
         self.porter.is_up = is_up
 
     @rule(index=st.integers(0, 100))
@@ -92,7 +101,7 @@ class RemoteMachine(host.ConnectorMachine):
 
     def let_all_go(self) -> None:
         super().let_all_go()
-        self.porter.holds_gets = self.porter.holds_puts = False
+        self.porter.holds_gets = self.porter.holds_puts = self.porter.holds_looks = False
 
     def settle(self) -> None:
         side = self.bench.scheduler.side
@@ -103,7 +112,7 @@ class RemoteMachine(host.ConnectorMachine):
             self.executor.idle()
         assert len(side.ledger) == 0
         assert sorted(side._puts._staging._free) == list(range(side._puts._staging.first, host.HOST_BLOCKS))
-        assert side._puts._pinned == 0
+        assert side._puts._pinned == 0 and side._puts._coming == set()
         assert self.bench.worker.side._loading == {} and len(self.bench.worker.kept) == 0
 
     def teardown(self) -> None:
@@ -120,7 +129,7 @@ def test_a_fetch_that_ends_as_its_request_does_leaves_nothing_to_wait_for() -> N
     state.start(chunk=4, seed=487, past=[[3] * 4 + [1, 0, 0], [1] * 4 + [0]])
     state.come_back(forget=False, index=35, more=[0, 0])
     state.drop()
-    state.steps(count=1)
+    state.steps(count=2)
     assert [request.state for request in state.executor.active] == [State.LOADING]
     state.forget_the_host_tier()
     state.end_while_it_loads(index=0, is_told=True, on_v2=True)

@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote import worker
-from trtllm_kvfix.offload.remote.messages import CallOver, Get, Put, Spec
-from trtllm_kvfix.offload.remote.scheduler import FUSE
+from trtllm_kvfix.offload.remote.keys import array_of
+from trtllm_kvfix.offload.remote.lookups import FUSE
+from trtllm_kvfix.offload.remote.messages import CallOver, Get, Look, Put, Spec
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 from trtllm_kvfix.overlay import fuse
 
@@ -40,7 +41,8 @@ def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch:
     assert porter.close(20)
     assert str(porter.error) == "no more processes"
     assert not porter.ask(Get(1, (b"k",), (0,))) and not porter.ask(Put(2, (b"k",), (0,)))
-    assert porter.look((b"k",), 1) is None and porter.take_answered() == []
+    assert not porter.ask(Look(1, b"", (), 1, array_of([])))
+    assert porter.take_answered() == [] and porter.take_found() == []
 
 
 class Clock:

@@ -27,7 +27,7 @@ def serve(server: OffloadServer, disturb: Disturb) -> Chats:
     porter: PorterDouble = server.worker.side.porter
     chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance))
     chats.run()
-    porter.holds_gets = porter.holds_puts = False
+    porter.holds_gets = porter.holds_puts = porter.holds_looks = False
     side = server.connector.scheduler.side
     for number in range(10_000, 10_200):
         if len(side.ledger) == 0:
@@ -40,6 +40,7 @@ def serve(server: OffloadServer, disturb: Disturb) -> Chats:
 
 def slow_and_failing(porter: PorterDouble, chance: random.Random) -> None:
     porter.holds_gets, porter.holds_puts = chance.random() < 0.6, chance.random() < 0.6
+    porter.holds_looks = chance.random() < 0.3
     if porter.asked and chance.random() < 0.05:
         porter.answer(porter.asked[0], "the process has ended")
     if porter.memory and chance.random() < 0.02:

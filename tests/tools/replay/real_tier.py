@@ -38,6 +38,7 @@ class Request:
     request_id: int
     known: KnownRequest
     context_current_position: int = 0
+    is_context_init_state: bool = True
 
     def __post_init__(self) -> None:
         self.prompt_len = self.known.prompt_len
@@ -52,6 +53,10 @@ class Request:
         self.told = 0  # tokens; nothing before the first step
         self.blocks_told = 0
         self.has_finished = False
+
+    @property
+    def py_request_id(self) -> int:
+        return self.request_id
 
     def get_tokens(self, beam: int) -> list[int]:
         assert beam == 0

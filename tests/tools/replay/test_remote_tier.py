@@ -10,16 +10,23 @@ from trtllm_kvfix.offload.remote import puts
 from trtllm_kvfix.tools.replay import host_tier
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.host_tier import KeyStore
+from trtllm_kvfix.tools.replay.host_tier import Found, KeyStore
 from trtllm_kvfix.tools.replay.outcome import HostAdmission, HostTierKind
 
-from .real_tier import BLOCK_BYTES, RealTier
+from .real_tier import BLOCK_BYTES, RealTier, Request
 
 ROUNDS_MAX = 50
 
 
 class RealRemoteTier(RealTier):
     """Between two iterations everything that is on its way to the store gets there."""
+
+    def find(self, index: int, tokens_found: int) -> Found:
+        """Upstream's scheduler sees a request once it has been looked up."""
+        request = Request(index, self.replay.known(index))
+        self.worker.choosers.room.manager = self
+        assert any(self.worker.choosers.shown(self, [request]) for _ in range(ROUNDS_MAX))
+        return super().find(index, tokens_found)
 
     def step(self, running: Sequence[tuple[int, int]]) -> None:
         super().step(running)

@@ -7,6 +7,7 @@ layout of a block and how ranks share it.
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from trtllm_kvfix.blocks.identity import Identity
 
 FORMAT = "trtllm-kvfix block 2"
 KEY_BYTES = hashlib.sha256().digest_size
+Spans: TypeAlias = tuple[tuple[int, int, bytes], ...]  # images: their first token, the one behind, their digest
 
 
 def root_of(parts: Mapping[str, str]) -> bytes:
@@ -28,40 +30,98 @@ def object_name(key: bytes, rank: int, ranks: int) -> str:
     return f"kvfix/{key.hex()}/{rank}.{ranks}"
 
 
+def start_of(root: bytes, identity: Identity) -> bytes:
+    """What the names of all blocks of a sequence follow from."""
+    salt = identity.salt.encode() if isinstance(identity.salt, str) else identity.salt
+    kind = type(identity.salt).__name__  # 1 and "1" are two salts
+    spelled = salt if isinstance(salt, bytes) else str(salt).encode()
+    return _digest(root, str(identity.lora_id).encode(), kind.encode(), spelled)
+
+
+def array_of(tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+    """As names see tokens, on every machine."""
+    return np.asarray(tokens, "<i4")
+
+
+def keys_behind(
+    parent: bytes, first: int, tokens: NDArray[np.int32], tokens_per_block: int, spans: Spans
+) -> list[bytes]:
+    """The keys of whole blocks: the first of them has this number, and follows the parent."""
+    step, keys, content = 4 * tokens_per_block, list[bytes](), tokens.tobytes()
+    plain = _lengths((bytes(KEY_BYTES), b"", bytes(step)))  # of every block that no image reaches into
+    for at in range(0, len(content), step):
+        extras = _extras(spans, (first + len(keys)) * tokens_per_block, tokens_per_block) if spans else b""
+        block = content[at : at + step]
+        parent = _digest(parent, extras, block) if extras else hashlib.sha256(plain + parent + block).digest()
+        keys.append(parent)
+    return keys
+
+
+def _extras(spans: Spans, begin: int, tokens_per_block: int) -> bytes:
+    """The extras of a block: images that reach into it, and where."""
+    end = begin + tokens_per_block
+    inside = [span for span in spans if span[0] < end and begin < span[1]]
+    return b"".join(_digest(str(start).encode(), str(stop).encode(), digest) for start, stop, digest in inside)
+
+
+class Given:
+    """The keys of a prompt's blocks, one behind the other, once somebody else has made them. Until then none."""
+
+    keys = b""
+
+
 class KeyChain:
-    """The keys of a sequence that grows: each call costs what is new."""
+    """The keys of a sequence that grows. Each is made once: when it is asked for, unless it has been given by then."""
 
-    def __init__(self, root: bytes, identity: Identity, tokens_per_block: int) -> None:
-        salt = identity.salt.encode() if isinstance(identity.salt, str) else identity.salt
-        kind = type(identity.salt).__name__  # 1 and "1" are two salts
-        spelled = salt if isinstance(salt, bytes) else str(salt).encode()
-        self._last = _digest(root, str(identity.lora_id).encode(), kind.encode(), spelled)
-        self._spans = identity.extra_keys
-        self._tokens_per_block = tokens_per_block
-        self.keys: list[bytes] = []
+    def __init__(self, start: bytes, spans: Spans, tokens_per_block: int, given: Given | None = None) -> None:
+        self._start, self._spans, self._tokens_per_block = start, spans, tokens_per_block
+        self._given = given or Given()
+        self._keys = bytearray()  # one behind the other: a long prompt has thousands
+        self._tokens: list[int] = []  # of the blocks that have no key yet
+        self._begin = 0  # the first of those blocks
 
-    def extend(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """Add the keys of further whole blocks."""
-        step = 4 * self._tokens_per_block
-        content = np.asarray(tokens, "<i4").tobytes()
-        for at in range(0, len(content), step):
-            self._last = _digest(self._last, self._extras(), content[at : at + step])
-            self.keys.append(self._last)
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add the tokens of further whole blocks."""
+        self._take_given()
+        end = self._begin + len(tokens) // self._tokens_per_block
+        if not self._tokens and end <= self._named:
+            self._begin = end
+            return
+        self._tokens.extend(tokens)
+        self._drop_named()
 
-    def _extras(self) -> bytes:
-        """The extras of the next block: images that reach into it, and where."""
-        if not self._spans:
-            return b""
-        begin = len(self.keys) * self._tokens_per_block
-        end = begin + self._tokens_per_block
-        inside = [span for span in self._spans if span[0] < end and begin < span[1]]
-        return b"".join(_digest(str(start).encode(), str(stop).encode(), digest) for start, stop, digest in inside)
+    def keys(self, first: int, end: int) -> tuple[bytes, ...]:
+        self._take_given()
+        if end > self._named and self._tokens:
+            parent, tokens = bytes(self._keys[-KEY_BYTES:]) or self._start, array_of(self._tokens)
+            self._keys += b"".join(keys_behind(parent, self._begin, tokens, self._tokens_per_block, self._spans))
+            self._drop_named()
+        places = range(KEY_BYTES * first, KEY_BYTES * min(end, self._named), KEY_BYTES)
+        return tuple([bytes(self._keys[at : at + KEY_BYTES]) for at in places])
+
+    @property
+    def _named(self) -> int:
+        return len(self._keys) // KEY_BYTES
+
+    def _take_given(self) -> None:
+        given = self._given.keys
+        if len(given) > len(self._keys):
+            self._keys[:] = given
+        self._drop_named()
+
+    def _drop_named(self) -> None:
+        named = min(self._named - self._begin, len(self._tokens) // self._tokens_per_block)
+        del self._tokens[: named * self._tokens_per_block]
+        self._begin += named
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Hash the parts, each behind its length, so that none can be taken for another."""
-    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
-    return hashlib.sha256(lengths + b"".join(parts)).digest()
+    """Hash the parts behind their lengths, so that none can be taken for another."""
+    return hashlib.sha256(_lengths(parts) + b"".join(parts)).digest()
+
+
+def _lengths(parts: Sequence[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") for part in parts)
 
 
 NAME_BYTES = 16

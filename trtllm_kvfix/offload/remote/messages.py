@@ -3,6 +3,11 @@
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_kvfix.offload.remote.keys import Spans
+
 
 class Spec(NamedTuple):
     """First message to a porter. It inherits the descriptors."""
@@ -20,11 +25,19 @@ class Spec(NamedTuple):
     segment_bytes: int
 
 
+OBJECTS_MAX = 16384  # that one call of the store asks about: others wait meanwhile
+
+
 class Look(NamedTuple):
-    """Question: which of these blocks does every rank have?"""
+    """Question about a prompt: what are its blocks called, and how many of them, from the first one on, does every rank
+    have?"""
 
     number: int
-    keys: tuple[bytes, ...]
+    start: bytes  # what the names of all its blocks follow from
+    spans: Spans
+    tokens_per_block: int
+    tokens: NDArray[np.int32]  # of whole blocks
+    held: int = 0  # leading blocks that the host tier has: of these alone, an answer may be some seconds old
 
 
 class Put(NamedTuple):
@@ -62,6 +75,15 @@ class Outcomes(NamedTuple):
     seconds: float = 0.0
 
 
+class LookAnswer(NamedTuple):
+    """The answer to a `Look`."""
+
+    number: int
+    keys: bytes = b""  # one behind the other
+    blocks: int = 0
+    error: str = ""  # not empty: nothing is known of any block
+
+
 class CallOver(NamedTuple):
     """A call of the store has ended. There is one thread for each kind of message."""
 
@@ -76,4 +98,4 @@ class StoreState(NamedTuple):
 
 
 Message: TypeAlias = Look | Put | Get
-Reply: TypeAlias = Outcomes | CallOver | StoreState
+Reply: TypeAlias = Outcomes | LookAnswer | CallOver | StoreState

@@ -30,6 +30,7 @@ from trtllm_kvfix.log import described
 from trtllm_kvfix.native import crc32c
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
+from trtllm_kvfix.offload.remote.look_queue import LookQueue
 from trtllm_kvfix.offload.remote.messages import (
     CallOver,
     Get,
@@ -202,12 +203,12 @@ class PorterProcess:
         self._pool = EnginePool(spec)
         self._pool.register_with(store)
         # Two calls of one direction at once take longer than one behind the other: each direction has one thread.
-        self._looks = ThreadPoolExecutor(max_workers=1)
         self._gets = threads(1, nicer_by=NICER)
         self._checksums = threads(SEALERS, nicer_by=SEALERS_NICER)
         self._removals = threads(1, nicer_by=NICER)  # nobody waits for them
         self._removed = 0  # about: checks add to it in several threads
         self._puts = PutQueue(self._blocks_at_once, self._seal, self._put)
+        self._looks = LookQueue(spec.ranks, self._exist, self._tell)
 
     def run(self) -> None:
         """Runs until the engine closes its end."""
@@ -217,7 +218,7 @@ class PorterProcess:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Look):
-            self._looks.submit(self._look, message)
+            self._looks.add(message)
             return
         whole = MessageBlocks(message.number, len(message.keys), self._tell)
         size = self._blocks_at_once
@@ -231,17 +232,10 @@ class PorterProcess:
     def _blocks_at_once(self) -> int:
         return min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
 
-    def _look(self, look: Look) -> None:
-        ranks = self._spec.ranks
-        names = [object_name(key, rank, ranks) for key in look.keys for rank in range(ranks)]
-        try:
-            there = self._store.exist(names)
-        except Exception as error:
-            self._tell(Outcomes(look.number, (), described(error)))
-            return
+    def _exist(self, names: Sequence[str]) -> list[bool]:
+        there = self._store.exist(names)
         self._moves_on(Look)
-        found = (all(there[at : at + ranks]) for at in range(0, len(there), ranks))
-        self._tell(Outcomes(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
+        return there
 
     def _seal(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Future[None]]:
         """Have threads seal the blocks."""

@@ -62,6 +62,7 @@ class Puts:
         self._link, self._ledger = link, link.ledger
         self._staging = Staging(1)  # until the pool is known
         self._pinned = 0  # slots of the host tier
+        self._coming: set[bytes] = set()  # keys of what is being put
 
     def share(self, slots: int) -> int:
         """Counts the pool's slots that the host tier has."""
@@ -98,13 +99,29 @@ class Puts:
             self._staging.give_back(slots)
         live.let_go()
 
+    def again(self, live: LiveRequest, first: int, end: int) -> None:
+        """Put blocks that are in the host tier and no longer in the store. Requests wait for none of these."""
+        if live.chain is None or first >= end:
+            return
+        missing = [key not in self._coming for key in live.chain.keys(first, end)]
+        if True not in missing:
+            return
+        begin = missing.index(True)
+        count = [*missing[begin:], False].index(False)
+        slots = self._pin(live, first + begin, count, is_prompt=True)
+        self._plan(live, first + begin, slots, is_prompt=True)
+
     def _begin(self, live: LiveRequest, first: int, slots: tuple[int, ...], *, is_prompt: bool) -> None:
         if slots and not self.is_staged(slots):
             slots = self._pin(live, first, len(slots), is_prompt=is_prompt)
+        self._plan(live, first, slots, is_prompt=is_prompt)
+
+    def _plan(self, live: LiveRequest, first: int, slots: tuple[int, ...], *, is_prompt: bool) -> None:
         if not slots or live.chain is None:
             return
         live.hold()
-        keys = tuple(live.chain.keys[first : first + len(slots)])
+        keys = live.chain.keys(first, first + len(slots))
+        self._coming.update(keys)
         self._ledger.plan(PutJob(self._ledger.next_number(), live.request_id, keys, slots, is_prompt), live)
 
     def end(self, live: LiveRequest, put: PutJob, ended: Ended) -> None:
@@ -113,6 +130,7 @@ class Puts:
         else:
             live.index.unpin(put.slots)
             self._pinned -= len(put.slots)
+        self._coming.difference_update(put.keys)
         live.let_go()
         if ended.no_room or ended.error:
             counters.offload_remote_dropped_blocks.add(len(put.slots))

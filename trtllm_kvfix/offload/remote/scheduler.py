@@ -1,5 +1,6 @@
 """The scheduler side with a remote tier behind the host tier: what goes there, and what is worth bringing back.
 
+                 look    store      before a request is scheduled (remote/lookups.py)
     host pool <- fetch - store      a request waits for it as for any load, and then loads from the host pool
     host pool -- put --> store      behind every store to the host pool; nobody waits for it
 
@@ -15,19 +16,24 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
+from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Record
+from trtllm_kvfix.offload.link import RemoteStore
 from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
-from trtllm_kvfix.offload.remote.keys import Era, KeyChain
+from trtllm_kvfix.offload.remote.keys import Era, KeyChain, array_of, start_of
+from trtllm_kvfix.offload.remote.lookups import FUSE, Lookup, Lookups
+from trtllm_kvfix.offload.remote.messages import Look
 from trtllm_kvfix.offload.remote.puts import Puts, Stored
-from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
+from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad, opened
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Pause
 from trtllm_kvfix.overlay import fuse
 
-FAILURES_MIN = 3  # in a row, before it is left alone
+FAILURES_MIN = 3  # fetches in a row, before it is left alone
+ASKED_TOKENS_MAX = 16384  # of prompts, in one iteration: others are asked about in the next one
 
 SHARE = 0.3  # of the newest measurement in an average
 STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
@@ -80,7 +86,6 @@ def averaged(before: float | None, new: float) -> float:
     return new if before is None else before + SHARE * (new - before)
 
 
-FUSE = "offload-remote"
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
 SAID_EVERY = 100  # estimates
@@ -107,7 +112,8 @@ class RemoteScheduler(OffloadScheduler):
         self._remote = self._settings.remote
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
         self.worth = Worth()
-        self._pause = Pause(FAILURES_MIN)  # after lookups without an answer
+        self._lookups = Lookups(self._remote.lookup_wait_ms / 1000)
+        self._link.hold_back = self.hold_back
         self._fetch_pause = Pause(FAILURES_MIN)  # after fetches that failed
         self._estimates = 0
         self._puts = Puts(self._link)
@@ -131,44 +137,102 @@ class RemoteScheduler(OffloadScheduler):
     def _forget_weights(self) -> None:
         super()._forget_weights()
         self._era.begin_next()
+        self._lookups.forget_all()
+
+    def hold_back(self, waiting: Sequence[Any], active: Sequence[Any]) -> list[int]:
+        """Ask the store about requests that wait to start, and return those that wait for its answer."""
+        self._take_ended()
+        held_back: list[int] = []
+        with guarded(FUSE) as tried:
+            self._lookups.keep({request.py_request_id for request in active})
+            if self._link.store is not None:
+                held_back = self._without_answer(self._link.store, waiting)
+        return [] if tried.failed else held_back
+
+    def _without_answer(self, store: RemoteStore, waiting: Sequence[Any]) -> list[int]:
+        self._lookups.take_answers(store)
+        held_back, tokens, now = [], 0, monotonic()
+        for request in waiting:
+            lookup = self._lookups.of(request.py_request_id)
+            if lookup is None and self._may_fetch(store, now) and self._lookups.may_ask(store):
+                tokens += request.prompt_len
+                if ASKED_TOKENS_MAX < tokens != request.prompt_len:  # but one of any length
+                    held_back.append(request.py_request_id)
+                    continue
+                self._ask(store, request)
+                lookup = self._lookups.of(request.py_request_id)
+            if lookup is not None and lookup.is_waited_for(now):
+                held_back.append(request.py_request_id)
+        return held_back
+
+    def _may_fetch(self, store: RemoteStore, now: float) -> bool:
+        may = store.is_up and self._directions.work("load") and not fuse.of(FUSE).blown
+        return may and self._fetch_pause.is_over(now)
+
+    def _ask(self, store: RemoteStore, request: Any) -> None:
+        index, identity, size = self.index, identity_of(request), self._tokens_per_block
+        blocks = (request.prompt_len - 1) // size
+        if index is None or identity is None or not self._is_shared(identity) or blocks < self._remote.min_reuse_blocks:
+            return
+        tokens = array_of(tokens_of(request))[: blocks * size]
+        sequence = opened(index, identity)
+        index.extend(sequence, tokens)
+        held = index.held(sequence)
+        index.close(sequence)
+        # Nothing is fetched for reservations, and nothing for what the host tier has: then nobody waits.
+        waits = blocks - held >= self._remote.min_reuse_blocks and not self._reserves
+        patience_s = self._patience_s(len(tokens)) if waits else 0.0
+        start = start_of(self._era.root(store.root), identity)
+        look = Look(0, start, identity.extra_keys, size, tokens, held)
+        self._lookups.ask(store, request.request_id, look, patience_s)
+
+    def _is_shared(self, identity: Identity) -> bool:
+        return identity.lora_id is None or self._remote.shared_adapters
+
+    def _chain(self, live: LiveRequest, lookup: Lookup | None) -> KeyChain | None:
+        """What names its blocks, if they go to the store. A lookup has made the names, or is about to."""
+        store, identity = self._link.store, live.identity
+        if store is None or not store.is_up or not self._is_shared(identity):
+            return None
+        start, given = start_of(self._era.root(store.root), identity), lookup.given if lookup else None
+        return KeyChain(start, identity.extra_keys, self._tokens_per_block, given)
 
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         self._drop(live.request_id)  # a request that begins again waits for nothing of before
-        store, adapter = self._link.store, live.identity.lora_id
-        if store is not None and (adapter is None or self._remote.shared_adapters):
-            live.chain = KeyChain(self._era.root(store.root), live.identity, self._tokens_per_block)
+        if self._link.store is not None:
+            self._lookups.take_answers(self._link.store)
+        lookup = self._lookups.of(live.request_id)
+        live.chain = self._chain(live, lookup)
         found = super()._find_load(live, num_computed_tokens)
-        if live.chain is None or fuse.of(FUSE).blown or not self._directions.work("load"):
-            return found
-        if self._reserves:  # upstream may take a part of a promise, or come back on it, in the middle of a fetch
+        if live.chain is None or lookup is None:
             return found
         end = 0
         with guarded(FUSE):
-            end = self._end_worth(live, live.chain, num_computed_tokens)
+            end = self._end_worth(live, lookup, num_computed_tokens)
         return self._with_fetch(live, num_computed_tokens, found, end) if end else found
 
-    def _end_worth(self, live: LiveRequest, chain: KeyChain, position: int) -> int:
+    def _end_worth(self, live: LiveRequest, lookup: Lookup, position: int) -> int:
         """Up to which block fetching is worth it; 0 for nothing."""
-        store, now = self._link.store, monotonic()
-        held, limit = live.index.held(live.sequence), (live.length - 1) // self._tokens_per_block
-        here = max(held, position // self._tokens_per_block)
-        if store is None or limit - here < self._remote.min_reuse_blocks:
+        store, size = self._link.store, self._tokens_per_block
+        if not lookup.is_used:
+            lookup.is_used = True
+            self._note_answer(live, lookup)
+        # Upstream may take a part of a reservation, or come back on it, in the middle of a fetch.
+        if store is None or self._reserves or not self._may_fetch(store, monotonic()):
             return 0
-        if not store.is_up or not (self._pause.is_over(now) and self._fetch_pause.is_over(now)):
+        held, end = live.index.held(live.sequence), min(lookup.found or 0, (live.length - 1) // size)
+        if end - max(held, position // size) < self._remote.min_reuse_blocks:
             return 0
-        counters.offload_remote_lookups.add()
-        found = store.look(tuple(chain.keys[held:limit]), self._remote.lookup_wait_ms / 1000)
-        if found is None:
-            self._pause.failed(now)
-            counters.offload_remote_unanswered.add()
-            return 0
-        self._pause.succeeded()
-        end = held + next((at for at, has in enumerate(found) if not has), len(found))
-        if end - here < self._remote.min_reuse_blocks:
-            return 0
-        tokens = end * self._tokens_per_block - max(position, held * self._tokens_per_block)
+        tokens = end * size - max(position, held * size)
         estimate = self._estimate((end - held) * store.block_bytes, tokens)
         return end if estimate.is_worth else 0
+
+    def _note_answer(self, live: LiveRequest, lookup: Lookup) -> None:
+        if lookup.found is not None:
+            if self._directions.work("store"):
+                self._puts.again(live, lookup.found, live.index.held(live.sequence))
+        elif lookup.until:
+            counters.offload_remote_unanswered.add()
 
     def _estimate(self, nbytes: int, tokens: int) -> Estimate:
         block_bytes = self._link.store.block_bytes if self._link.store else 0
@@ -207,7 +271,7 @@ class RemoteScheduler(OffloadScheduler):
             return found
         load = found or PendingLoad(index.pin(live.sequence, first, claim.first), first, position, 0)
         load.tokens = gained
-        load.fetch = PendingFetch(claim.slots, claim.first, tuple(live.chain.keys[claim.first : end]))
+        load.fetch = PendingFetch(claim.slots, claim.first, live.chain.keys(claim.first, end))
         return load
 
     def _tell_load(self, live: LiveRequest, load: PendingLoad) -> None:
@@ -217,11 +281,14 @@ class RemoteScheduler(OffloadScheduler):
             return
         load.fetch, load.job = None, self.ledger.next_number()  # on its way: nobody else gives its slots back
         now = monotonic()
-        compute_s = load.tokens / self.worth.tokens_per_s if self.worth.tokens_per_s else self._patience_s_max
-        patience_s = min(max(PATIENCE * compute_s, PATIENCE_S_MIN), self._patience_s_max)
         live.hold()
         job = FetchJob(self.ledger.next_number(), live.request_id, fetch.keys, tuple(fetch.slots))
-        self.ledger.plan(job, Fetching(live, load, fetch, now, now + patience_s))
+        self.ledger.plan(job, Fetching(live, load, fetch, now, now + self._patience_s(load.tokens)))
+
+    def _patience_s(self, tokens: int) -> float:
+        """How long a request waits for tokens that it could compute."""
+        compute_s = tokens / self.worth.tokens_per_s if self.worth.tokens_per_s else self._patience_s_max
+        return min(max(PATIENCE * compute_s, PATIENCE_S_MIN), self._patience_s_max)
 
     def _fetching(self) -> list[Fetching]:
         """Fetches that not all ranks have ended."""
@@ -280,7 +347,7 @@ class RemoteScheduler(OffloadScheduler):
             nbytes = come * (self._link.store.block_bytes if self._link.store else 0)
             self.worth.note_load(now, nbytes, now - fetching.since)
             counters.offload_remote_fetched_blocks.add(come)
-            if not fetching.is_told:
+            if not (fetching.is_told or fetching.is_dropped or live.is_over):
                 counters.offload_remote_hit_tokens.add(come * self._tokens_per_block)
         if not fetching.is_told:
             self._give(fetching, has_come=come > 0)

@@ -10,24 +10,27 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import count
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 from typing import Any, get_args
 
+from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import text_of
 from trtllm_kvfix.offload.layout import BlockLayout
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
-from trtllm_kvfix.offload.remote.arguments import layout_parts
+from trtllm_kvfix.offload.remote.arguments import Unnameable, layout_parts, parts_of
 from trtllm_kvfix.offload.remote.keys import root_of
+from trtllm_kvfix.offload.remote.lookups import FUSE, HeldBack
 from trtllm_kvfix.offload.remote.messages import (
     CallOver,
     Get,
     Look,
+    LookAnswer,
     Message,
     Outcome,
     Outcomes,
@@ -36,8 +39,8 @@ from trtllm_kvfix.offload.remote.messages import (
     Spec,
     StoreState,
 )
-from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.settings import environment
@@ -54,18 +57,17 @@ class PorterHandle:
     A porter that was asked to read into slots may write them for as long as it lives. So a read that has failed, or
     takes too long, ends the process, and is answered once the process is gone.
 
-    Any thread may call it. None waits, except in `look`, within its bound, and in `close`.
+    Any thread may call it. None waits, except in `close`.
     """
 
     def __init__(self, spec: Spec, timeout_s: float) -> None:
         self._spec, self._timeout_s = spec, timeout_s
         self._lock = threading.Lock()  # guards what follows
-        self._looks_numbered = count(-1, -1)  # puts and gets have the numbers of their jobs
         # Of each kind, what is not answered and since when, the oldest first; and when a call of that kind last ended.
         self._asked: dict[str, dict[int, tuple[Message, float]]] = {kind.__name__: {} for kind in get_args(Message)}
         self._moved_on: dict[str, float] = dict.fromkeys(self._asked, 0.0)
         self._answered: deque[tuple[Message, Outcomes]] = deque()  # puts and gets
-        self._looks: dict[int, queue.SimpleQueue[Outcomes]] = {}
+        self._found: deque[LookAnswer] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.is_up = False
@@ -82,40 +84,33 @@ class PorterHandle:
         process = self._process
         return process.pid if process is not None else None
 
-    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
-        """Ask which blocks all ranks have. None if no answer comes in time."""
-        answers: queue.SimpleQueue[Outcomes] = queue.SimpleQueue()
+    def ask(self, message: Message) -> bool:
+        """Ask the porter for this. False if there is none now, and so no answer. `take_found` returns answers to
+        lookups, and `take_answered` all others."""
         with self._lock:
-            number = next(self._looks_numbered)
-            self._looks[number] = answers
-        try:
-            if not self._send(Look(number, keys)):
-                return None
-            answer = answers.get(timeout=wait_s)
-        except queue.Empty:
-            return None
-        finally:
-            with self._lock:
-                self._looks.pop(number, None)
-        return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
-
-    def ask(self, message: Put | Get) -> bool:
-        """Ask the porter for this; `take_answered` returns its answer. False if there is no porter now."""
-        return self._send(message)
+            if not self.is_up:
+                return False
+            self._asked[type(message).__name__][message.number] = message, monotonic()
+            self._outbox.put(message)
+        return True
 
     def end_if_stuck(self) -> None:
         """Kill a porter whose call of the store does not end: it would hold up all that come after it."""
-        late = monotonic() - self._timeout_s
+        is_stuck = any(self.waits_s(kind) > self._timeout_s for kind in get_args(Message))
         with self._lock:
-            is_stuck = any(self._is_stuck(kind, late) for kind in self._asked)
             process = self._process
         if is_stuck and process is not None:
             process.kill()
 
-    def _is_stuck(self, kind: str, late: float) -> bool:
-        """Whether no call of this kind has ended since `late`, although one was asked for before."""
-        _, since = next(iter(self._asked[kind].values()), (None, late))
-        return since < late and self._moved_on[kind] < late
+    def waits_s(self, kind: type[Message]) -> float:
+        """For how long no call of this kind has ended, although one was asked for; 0 if none was."""
+        now = monotonic()
+        with self._lock:
+            _, since = next(iter(self._asked[kind.__name__].values()), (None, now))
+            return now - max(since, self._moved_on[kind.__name__])
+
+    def take_found(self) -> list[LookAnswer]:
+        return [self._found.popleft() for _ in range(len(self._found))]
 
     def take_answered(self) -> list[tuple[Message, Outcomes]]:
         """Return the messages that have been answered or never will be. Nobody uses their slots any more."""
@@ -130,14 +125,6 @@ class PorterHandle:
             process.kill()
         self._thread.join(wait_s)
         return not self._thread.is_alive()
-
-    def _send(self, message: Message) -> bool:
-        with self._lock:
-            if not self.is_up:
-                return False
-            self._asked[type(message).__name__][message.number] = message, monotonic()
-            self._outbox.put(message)
-        return True
 
     def _supervise(self) -> None:
         pause_s = 1.0
@@ -194,16 +181,17 @@ class PorterHandle:
             if isinstance(reply, CallOver):
                 self._moved_on[reply.kind] = monotonic()
                 return
-            asked = next((one for one in self._asked.values() if reply.number in one), {})
-            message, _ = asked.get(reply.number, (None, 0.0))
+            if isinstance(reply, LookAnswer):
+                self._asked[Look.__name__].pop(reply.number)
+                self._found.append(reply)
+                return
+            asked = next(one for kind, one in self._asked.items() if kind != Look.__name__ and reply.number in one)
+            message, _ = asked[reply.number]
             if isinstance(message, Get) and (reply.error or Outcome.FAILED in reply.outcomes):
                 process.kill()  # and is answered as all that it has been asked
                 return
-            asked.pop(reply.number, None)
-            if reply.number in self._looks:
-                self._looks[reply.number].put(reply)
-            elif message is not None and not isinstance(message, Look):
-                self._answered.append((message, reply))
+            del asked[reply.number]
+            self._answered.append((message, reply))
 
     def _note(self, state: StoreState) -> None:
         with self._lock:
@@ -223,11 +211,10 @@ class PorterHandle:
             if self.is_up:
                 self.is_up, self.text = False, "the process that has the store's client has ended"
             for message, _ in asked:
-                answer = Outcomes(message.number, (), self.text)
-                if not isinstance(message, Look):
-                    self._answered.append((message, answer))
-                elif message.number in self._looks:
-                    self._looks[message.number].put(answer)
+                if isinstance(message, Look):
+                    self._found.append(LookAnswer(message.number, error=self.text))
+                else:
+                    self._answered.append((message, Outcomes(message.number, (), self.text)))
 
 
 def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
@@ -244,15 +231,21 @@ ENDS = ("missing", "full", "changed on its way", "failed")
 class StoreHere:
     """The store, as the scheduler side of this process sees it."""
 
-    def __init__(self, porter: PorterHandle, root: bytes, block_bytes: int) -> None:
-        self._porter, self.root, self.block_bytes = porter, root, block_bytes
+    def __init__(self, porter: PorterHandle, root: bytes, block_bytes: int, ranks: int) -> None:
+        self._porter, self.root, self.block_bytes, self.ranks = porter, root, block_bytes, ranks
 
     @property
     def is_up(self) -> bool:
         return self._porter.is_up
 
-    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
-        return self._porter.look(keys, wait_s)
+    def look(self, look: Look) -> bool:
+        return self._porter.ask(look)
+
+    def take_found(self) -> list[LookAnswer]:
+        return self._porter.take_found()
+
+    def lookups_wait_s(self) -> float:
+        return self._porter.waits_s(Look)
 
 
 class RemoteWorker(OffloadWorker):
@@ -264,6 +257,7 @@ class RemoteWorker(OffloadWorker):
         self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
         self._pool: HostPool | None = None
         self.porter: PorterHandle | None = None
+        self.choosers = (HeldBack(self._link, self._ranks),)
         self.holder: PorterHandle | None = None  # of the segment: nothing that fails in the porter takes it along
 
     def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
@@ -287,7 +281,7 @@ class RemoteWorker(OffloadWorker):
         kinds = [f"{pool.block_bytes} bytes, {pool.kind}" for pool in self._layout.pools]
         root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
         if ranks.rank == 0:
-            self._link.store = StoreHere(self.porter, root, self._layout.block_bytes)
+            self._link.store = StoreHere(self.porter, root, self._layout.block_bytes, ranks.size)
 
     def bind(self, step: Step | None) -> None:
         super().bind(step)
@@ -376,6 +370,31 @@ class RemoteWorker(OffloadWorker):
     def _noting_the_pool(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
         self._pool = self._make_own_pool(device, block_bytes, ranks)
         return self._pool
+
+
+REMEDY = "pip install 'trtllm-kvfix[mooncake]', or mooncake-transfer-engine-non-cuda where there is no CUDA"
+
+
+def worker_of(llm_args: Any, settings: OffloadSettings, *args: Any, **kwargs: Any) -> RemoteWorker:
+    """A master that does not answer is no reason to refuse: it may come, and until then there is no remote tier."""
+    require_store(settings)
+    try:
+        identity = parts_of(llm_args, settings.remote)
+    except Unnameable as error:
+        log.error("there is no remote tier, since its blocks would have no name: %s", error)
+        return RemoteWorker(settings, *args, identity=None, **kwargs)
+    return RemoteWorker(settings, *args, identity=identity, **kwargs)
+
+
+def require_store(settings: OffloadSettings) -> None:
+    remote = settings.remote
+    if remote.master is None:
+        raise SettingsError(
+            "kvfix.offload.remote.kind is mooncake, but kvfix.offload.remote.master is not set; write where "
+            "mooncake_master listens, such as 10.0.0.5:50051"
+        )
+    if find_spec("mooncake") is None:
+        raise SettingsError(f"kvfix.offload.remote.kind is mooncake, and its client is not installed; {REMEDY}")
 
 
 SUMS = {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import BlockManager, TierIndex
-from trtllm_kvfix.offload.remote.keys import KeyChain
+from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, start_of
 from trtllm_kvfix.offload.remote.puts import staging_slots
 
 Tokens = NDArray[np.int32]
@@ -227,7 +227,7 @@ class RemoteTier(ConnectorTier):
         self._staging = self._staging_free = staging_slots(slots)
         super().__init__(slots - self._staging, tokens_per_block, known, admission)
         self._store_of_all = KeyStore(blocks_remote)
-        self._chains: dict[int, KeyChain] = {}  # by sequence of the index
+        self._keys_by_sequence: dict[int, list[bytes]] = {}  # by sequence of the index
 
     def _more(self, live: Live, held: int, limit: int, first: int) -> int:
         here = max(held, first)
@@ -255,11 +255,13 @@ class RemoteTier(ConnectorTier):
         self._staging_free = self._staging
 
     def _ended(self, live: Live) -> None:
-        self._chains.pop(live.sequence, None)
+        self._keys_by_sequence.pop(live.sequence, None)
 
     def _keys(self, live: Live) -> list[bytes]:
         """Keys of the blocks that the index has."""
-        size = self._tokens_per_block
-        chain = self._chains.setdefault(live.sequence, KeyChain(b"", live.known.identity, size))
-        chain.extend(live.known.tokens[len(chain.keys) * size : live.indexed * size])
-        return chain.keys
+        size, identity = self._tokens_per_block, live.known.identity
+        keys = self._keys_by_sequence.setdefault(live.sequence, [])
+        parent = keys[-1] if keys else start_of(b"", identity)
+        tokens = live.known.tokens[len(keys) * size : live.indexed * size]
+        keys += keys_behind(parent, len(keys), array_of(tokens), size, identity.extra_keys)
+        return keys
