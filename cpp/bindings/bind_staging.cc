@@ -173,7 +173,7 @@ void bind_stager(nb::module_& m) {
             nb::sig("def __enter__(self) -> OffsetStager"))
         .def(
             "__exit__",
-            [](OffsetStager& self, nb::handle, nb::handle, nb::handle) { without_gil([&] { self.close(); }); },
+            [](StagerObject& self, nb::handle, nb::handle, nb::handle) { without_gil([&] { self.close(); }); },
             "kind"_a.none(), "error"_a.none(), "trace"_a.none())
         .def("__repr__", [](const StagerObject& stager) { return text_of(stager); });
 }

@@ -228,6 +228,13 @@ def test_close_waits_and_later_ships_are_refused(bench: Bench) -> None:
         bench.ship([0])
 
 
+def test_leaving_its_block_closes_it(bench: Bench) -> None:
+    with bench.stager as entered:
+        assert entered is bench.stager
+    with pytest.raises(ValueError, match="after close"):
+        bench.ship([0])
+
+
 @pytest.mark.parametrize(
     ("rows", "width", "why"),
     [
