@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.staging.place import stream_of_torch
 
 SCALE, V_OFFSET = 2, 1

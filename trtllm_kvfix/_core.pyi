@@ -1083,8 +1083,8 @@ class PoolCopies:
     def failed(self) -> bool:
         """In this call: nothing more is taken."""
 
-    @failed.setter
-    def failed(self, arg: bool, /) -> None: ...
+    def fail(self) -> None:
+        """Take nothing more in this call."""
 
     def begin(self) -> None:
         """

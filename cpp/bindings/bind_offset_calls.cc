@@ -331,7 +331,10 @@ void bind_pool_copies(nb::module_& m) {
             "table", [](const PoolCopies& self) { return self.table; }, nb::sig("def table(self) -> Any"),
             "Where they come from.")
         .def_prop_ro("lends", &PoolCopies::lends, "Whether a copy may read the table until `begin` is called.")
-        .def_rw("failed", &PoolCopies::failed, "In this call: nothing more is taken.")
+        .def_prop_ro(
+            "failed", [](const PoolCopies& self) { return self.failed; }, "In this call: nothing more is taken.")
+        .def(
+            "fail", [](PoolCopies& self) { self.failed = true; }, "Take nothing more in this call.")
         .def("begin", &PoolCopies::begin,
              "Call before the table is filled: when this returns, nothing reads it any more.")
         .def("settle", &PoolCopies::settle, "Waits until nothing reads what has been lent.")

@@ -16,7 +16,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from trtllm_kvfix import native  # noqa: E402  not there where the module is skipped
-from trtllm_kvfix.staging import Mark, OffsetStager  # noqa: E402
+from trtllm_kvfix.native import OffsetStager  # noqa: E402
+from trtllm_kvfix.staging import Mark  # noqa: E402
 
 LIMIT_S = 60
 BYTES = 1 << 20

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.native import OffsetStager
 
 torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():

@@ -28,11 +28,6 @@ class Steps(OffsetsServer):
 
     tells = False  # whether the engine can say when its input copies have been made
 
-    def _manager(self) -> Any:
-        manager = super()._manager()
-        vars(manager).update(kv_cache_map={}, impl=SimpleNamespace())  # without these its table is not lent
-        return manager
-
     def _executor(self) -> Any:
         """The model engine of this one is ours. AutoDeploy's engine has no such method."""
         executor = object.__new__(import_module(f"{EXECUTOR}.py_executor").PyExecutor)

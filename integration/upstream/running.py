@@ -59,7 +59,7 @@ class Result:
     era: str
     scenario: str
     fix: str
-    arm: str  # off: upstream alone; only: this fix; all: every fix; lent: the same, with tables lent to copies
+    arm: str  # off: upstream alone; only: this fix; all: every fix; lent: the same, with early copies
     result: str  # right, wrong, not-applied, not-run
     remark: str = ""
     hazard: bool = False
@@ -114,7 +114,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
     word = outcome.fixes.get(scenario.fix, "applied") if arm != "off" else "off"
     result.result = "wrong" if complaints else "right"
     result.remark = "; ".join(complaints)[:600]
-    if arm == "lent" and not complaints:
+    if arm == "lent" and loans.made and not complaints:
         result.remark = f"{loans.made} tables were lent"
     if arm != "off" and word != "applied":
         result.remark = f"{scenario.fix} is {word}. {result.remark}".strip()

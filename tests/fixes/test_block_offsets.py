@@ -14,7 +14,8 @@ from trtllm_kvfix.fixes.input_copy_fence import fix as fence_fix
 from trtllm_kvfix.fixes.staged_offsets_v1 import destination
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.staging import OffsetStager, stagers
+from trtllm_kvfix.native import OffsetStager
+from trtllm_kvfix.staging import stagers
 from trtllm_kvfix.staging.place import stream_for
 
 REQUESTS = 24

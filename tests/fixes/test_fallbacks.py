@@ -24,9 +24,10 @@ from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.simulated import SHAPE, Bench
+from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import OffsetStager, on_stream, stagers
+from trtllm_kvfix.staging import on_stream, stagers
 
 V1, V2 = "fixes.staged_offsets_v1", "fixes.staged_offsets_v2"
 

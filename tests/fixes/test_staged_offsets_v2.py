@@ -9,8 +9,8 @@ from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place, serve
 from tests.fixes.proofs import Broken
-from trtllm_kvfix.native import OffsetLaunch
-from trtllm_kvfix.staging import OffsetStager, current_place, stagers
+from trtllm_kvfix.native import OffsetLaunch, OffsetStager
+from trtllm_kvfix.staging import current_place, stagers
 
 BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
 

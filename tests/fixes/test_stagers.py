@@ -13,10 +13,11 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.metrics.counters import Counter
+from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixChoices, FixSettings, Settings
-from trtllm_kvfix.staging import OffsetStager, on_stream, stagers
+from trtllm_kvfix.staging import on_stream, stagers
 from trtllm_kvfix.staging.stagers import Stagers, v1
 
 

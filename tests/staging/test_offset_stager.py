@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.native import OffsetStager
 
 Table = npt.NDArray[np.int32]
 

@@ -16,9 +16,9 @@ from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import flight
-from trtllm_kvfix.native import OffsetLaunch, PoolCopies
+from trtllm_kvfix.native import OffsetLaunch, OffsetStager, PoolCopies
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import Mark, OffsetStager, current_place, on_stream
+from trtllm_kvfix.staging import Mark, current_place, on_stream
 from trtllm_kvfix.staging.read_back import ReadBack
 from trtllm_kvfix.staging.stagers import Stagers
 

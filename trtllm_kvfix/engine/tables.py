@@ -15,7 +15,7 @@ from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.machine import DeviceMemory, Machine
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.native import OffsetStager
 
 WORD_BYTES = 4
 

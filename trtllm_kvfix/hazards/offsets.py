@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.hazards.case import Arm, Comparison, Lane
-from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
-from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.native import Device, DeviceArray, OffsetStager, PinnedArray
 
 POOLS, ROWS_MAX, PLANES, BLOCKS = SHAPE = (2, 24, 2, 64)
 WORD_BYTES = 4

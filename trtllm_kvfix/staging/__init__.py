@@ -1,7 +1,6 @@
 """Staging: memory that the host gives to the device belongs to the device until its fence has completed."""
 
-from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.staging.mark import Mark
 from trtllm_kvfix.staging.place import Place, current_place, on_stream
 
-__all__ = ["Mark", "OffsetStager", "Place", "current_place", "on_stream"]
+__all__ = ["Mark", "Place", "current_place", "on_stream"]

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix import native
 from trtllm_kvfix.metrics import counters, counting
-from trtllm_kvfix.staging import OffsetStager, current_place
+from trtllm_kvfix.native import OffsetStager
+from trtllm_kvfix.staging import current_place
 from trtllm_kvfix.staging.read_back import ReadBack
 
 # Kernels take that many scales (kPoolsMax in cpp/kernels/calls.h); a table of more pools is not staged by them.

@@ -81,7 +81,9 @@ def statement(race: dict[str, Any]) -> str:
 
 
 def of_early_copy(race: dict[str, Any]) -> bool:
-    return bool(race["use_stack"]["python"][0][0].endswith("staging/offset_stager.py"))
+    """A shipment is a native call: of a statement of upstream's below the fix, of a case, or of the engine."""
+    ships = ("staged_offsets_v1/fix.py", "staged_offsets_v2/fix.py", "hazards/offsets.py", "engine/tables.py")
+    return any(file.endswith(ships) for file, *_ in race["use_stack"]["python"][:2])
 
 
 def rows(iterations: int, steps: int, chats: int, at_once: int, only: str) -> Iterator[Row]:

@@ -56,7 +56,7 @@ class StagedDestination(PoolCopies):
                     left = source.clone()
             except Exception as error:
                 self.tried.fault(error)
-                self.failed = True
+                self.fail()
         self.tensor[index].copy_(left, non_blocking=non_blocking and not self.failed)
 
     def flush(self) -> None:

@@ -26,12 +26,12 @@ from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import CopyFilter
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
 from trtllm_kvfix.metrics import flight
-from trtllm_kvfix.native import OffsetLaunch
+from trtllm_kvfix.native import OffsetLaunch, OffsetStager
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import DEEPSEEK_V4, RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
-from trtllm_kvfix.staging import Mark, OffsetStager, current_place, in_use
+from trtllm_kvfix.staging import Mark, current_place, in_use
 from trtllm_kvfix.staging.read_back import BAD_PAGE, OBSERVED_EVERY, ReadBack, Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
