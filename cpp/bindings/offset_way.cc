@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -41,8 +42,8 @@ nb::object called(nb::handle object, nb::handle method) {
 }
 
 std::uint64_t unsigned_of(const nb::object& number) {
-    const std::uint64_t value = PyLong_AsUnsignedLongLong(number.ptr());
-    if (value == static_cast<std::uint64_t>(-1) && PyErr_Occurred() != nullptr) {
+    const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
+    if (value == std::numeric_limits<unsigned long long>::max() && PyErr_Occurred() != nullptr) {
         throw nb::python_error();
     }
     return value;
