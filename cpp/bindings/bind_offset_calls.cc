@@ -188,6 +188,10 @@ class PoolCopies {
         }
         const std::shared_ptr<const OffsetWay> way = current_way();
         const HostTable& from = way->table();
+        if (where->width.value_or(from.blocks) > from.blocks ||
+            (!where->width && way->destination().destination.blocks != from.blocks)) {
+            return false;  // upstream's statement says that they do not fit
+        }
         const std::uint32_t pools = where->pool ? 1 : from.pools;
         const std::size_t offset = std::size_t{taken_} * from.pool_stride * sizeof(std::int32_t);
         const std::size_t elements = std::size_t{pools} * where->rows * 2 * where->width.value_or(from.blocks);

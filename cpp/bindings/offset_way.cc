@@ -173,6 +173,7 @@ DeviceTable::DeviceTable(nb::handle dst, const Device& device) {
 void DeviceTable::read_array(nb::handle array) {
     const auto& memory = nb::cast<const DeviceArray&>(array);
     check_kind(memory.shape, memory.dtype);
+    pools = static_cast<std::uint32_t>(memory.shape[0]);
     rows = static_cast<std::uint32_t>(memory.shape[1]);
     destination = {.data = reinterpret_cast<std::int32_t*>(memory.memory->address()),
                    .pool_stride = memory.shape[1] * 2 * memory.shape[3],
@@ -193,6 +194,7 @@ void DeviceTable::read_tensor(nb::handle tensor, const Device& device) {
         throw std::invalid_argument("dst has strides " + text_of(tensor.attr("stride")()) + " for shape " +
                                     text_of(nb::tuple(nb::cast(shape))) + "; rows must be contiguous");
     }
+    pools = static_cast<std::uint32_t>(shape[0]);
     rows = static_cast<std::uint32_t>(shape[1]);
     may_move = true;
     destination = {.data = reinterpret_cast<std::int32_t*>(data_ptr(tensor)),
@@ -205,7 +207,12 @@ OffsetWay::OffsetWay(nb::handle dst, nb::handle table, const Device& device)
       table_object_(table),
       dst_(dst, device),
       table_(read_table(table)),
-      table_may_move_(nb::hasattr(table, "data_ptr")) {}
+      table_may_move_(nb::hasattr(table, "data_ptr")) {
+    if (dst_.pools < table_.pools) {
+        throw std::invalid_argument("dst has " + std::to_string(dst_.pools) + " pools, the table " +
+                                    std::to_string(table_.pools));
+    }
+}
 
 bool OffsetWay::leads(nb::handle dst, nb::handle table) const {
     return dst_object_.is(dst) && table_object_.is(table) &&

@@ -29,7 +29,7 @@ struct DeviceTable {
     DeviceTable(nanobind::handle dst, const Device& device);
 
     OffsetDestination destination;
-    std::uint32_t rows = 0;
+    std::uint32_t pools = 0, rows = 0;
     bool may_move = false;  // it is a tensor, whose memory may be replaced
 
   private:
@@ -46,6 +46,7 @@ class OffsetWay {
     void ship(OffsetStager& stager, std::span<const std::uint32_t> rows, StreamHandle stream,
               std::optional<std::uint32_t> width = std::nullopt, bool lent = false) const;
     const HostTable& table() const { return table_; }
+    const DeviceTable& destination() const { return dst_; }
     std::uintptr_t table_address() const { return reinterpret_cast<std::uintptr_t>(table_.data); }
     std::uint32_t width_max() const;
 

@@ -137,6 +137,15 @@ def test_what_comes_from_elsewhere_goes_through() -> None:
         assert (seen[:, :2] == 5).all() and (seen[:, 2:] == UNTOUCHED).all()
 
 
+@pytest.mark.parametrize("blocks", [BLOCKS - 1, BLOCKS + 1])
+def test_what_does_not_fit_is_upstreams_to_refuse(scene: Scene, blocks: int) -> None:
+    other = scene.tensors.on_device(scene.table.shape[0], ROWS, 2, blocks)
+    destination = StagedDestination(other, scene.table, scene.stagers, Fuse("staged-offsets-v1"))
+    with scene.tensors.on(scene.stream), pytest.raises(ValueError, match="does not go into one of shape"):
+        by_pool(3)(destination, scene.table)
+    assert scene.shipments == 0 and destination.tried.faults == 0
+
+
 def test_a_call_that_failed_leaves_nothing_for_the_next() -> None:
     with upstream("B"):
         scene = Scene(2)

@@ -90,15 +90,17 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 def test_overwriting_after_every_ship_changes_nothing(layout: str, mode: str, blocks: int, data: st.DataObject) -> None:
     bench = Bench(layout, mode, blocks=blocks, seed=data.draw(st.integers(0, 1000)))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    rows_of, width_of = st.lists(st.integers(0, ROWS - 1), max_size=ROWS), st.integers(0, blocks) | st.none()
     for _ in range(10):
+        # Before the gate is closed: an example may be ended while it draws, and a stager that is dropped then waits.
+        shipments = [(data.draw(rows_of), data.draw(width_of)) for _ in range(2)]
         bench.hold()
-        for _ in range(2):
+        for rows, width in shipments:
             if rng.random() < 0.5:
                 bench.table[...] = rng.integers(-1, 50, bench.table.shape)
             else:
                 bench.table[rng.integers(2), rng.integers(ROWS), :, rng.integers(blocks)] = rng.integers(-1, 50)
-            rows = data.draw(st.lists(st.integers(0, ROWS - 1), max_size=ROWS))
-            bench.ship(rows, data.draw(st.integers(0, blocks) | st.none()))
+            bench.ship(rows, width)
         bench.overwrite_while_pending()
         np.testing.assert_array_equal(bench.arrived(), bench.expected)
     bench.stager.close()
@@ -283,6 +285,8 @@ def test_a_table_of_another_kind_is_refused(bench: Bench) -> None:
         bench.stager.ship(bench.dst, bench.table[:1], [0], stream=bench.stream)
     with pytest.raises(ValueError, match="larger than"):
         bench.stager.ship(bench.dst, np.zeros((2, ROWS + 1, 2, BLOCKS), np.int32), [0], stream=bench.stream)
+    with pytest.raises(ValueError, match="dst has 1 pools, the table 2"):
+        bench.stager.ship(bench.device.empty([1, ROWS, 2, BLOCKS], "int32"), bench.table, [0], stream=bench.stream)
     with pytest.raises(TypeError, match="expected a CUDA tensor"):
         bench.stager.ship(bench.table, bench.table, [0], stream=bench.stream)
 
