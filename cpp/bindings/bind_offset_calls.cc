@@ -161,8 +161,8 @@ std::optional<PoolIndex> pool_index(nb::handle index) {
 class PoolCopies {
   public:
     PoolCopies(nb::object tensor, nb::object table, nb::object stager, nb::object stream_of, bool lends)
-        : tensor(std::move(tensor)),
-          table(std::move(table)),
+        : tensor_(std::move(tensor)),
+          table_(std::move(table)),
           stager_(std::move(stager)),
           stream_of_(std::move(stream_of)),
           lends_(lends) {}
@@ -230,7 +230,8 @@ class PoolCopies {
         self.attr("otherwise")(index, source, non_blocking);
     }
 
-    const nb::object tensor, table;
+    const nb::object& tensor() const { return tensor_; }
+    const nb::object& table() const { return table_; }
     bool failed = false;  // in this call: what is left of it waits
 
   private:
@@ -243,8 +244,8 @@ class PoolCopies {
     }
     std::shared_ptr<const OffsetWay> current_way() {
         std::shared_ptr<const OffsetWay> way = way_;
-        if (way == nullptr || !way->leads(tensor, table)) {
-            way_ = way = std::make_shared<const OffsetWay>(tensor, table, stager().device());
+        if (way == nullptr || !way->leads(tensor_, table_)) {
+            way_ = way = std::make_shared<const OffsetWay>(tensor_, table_, stager().device());
         }
         return way;
     }
@@ -255,7 +256,7 @@ class PoolCopies {
         note_shipped(index.rows, way.table());
     }
 
-    const nb::object stager_, stream_of_;
+    const nb::object tensor_, table_, stager_, stream_of_;
     const bool lends_;
     std::shared_ptr<const OffsetWay> way_;
     std::uint32_t taken_ = 0;  // pools
@@ -329,10 +330,10 @@ void bind_pool_copies(nb::module_& m) {
                      "collections.abc.Callable[[], int], *, lends: bool) -> None"),
              "lends: the code that fills the table calls `begin` first.")
         .def_prop_ro(
-            "tensor", [](const PoolCopies& self) { return self.tensor; }, nb::sig("def tensor(self) -> Any"),
+            "tensor", [](const PoolCopies& self) { return self.tensor(); }, nb::sig("def tensor(self) -> Any"),
             "Where the copies go.")
         .def_prop_ro(
-            "table", [](const PoolCopies& self) { return self.table; }, nb::sig("def table(self) -> Any"),
+            "table", [](const PoolCopies& self) { return self.table(); }, nb::sig("def table(self) -> Any"),
             "Where they come from.")
         .def_prop_ro("lends", &PoolCopies::lends, "Whether a copy may read the table until `begin` is called.")
         .def_prop_ro(
