@@ -68,8 +68,6 @@ class Replacement:
     # It gets the attribute as the class or module has it, or None where it is absent, and returns the replacement.
     # Static and class methods arrive and are put back as plain functions; the wrapping is kept by the seam.
     make: Callable[[Any], Any]
-    # Called before the attribute is put back, to undo what the fix has changed in instances.
-    leave: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

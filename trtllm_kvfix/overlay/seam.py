@@ -43,7 +43,6 @@ class Installed:
     original: Any  # the attribute before any fix of ours, inherited or not; None where there was none
     fingerprint: str  # of `original`
     code: CodeType | None  # of ours; a tool may change a function and leave it in its place
-    leave: Callable[[], None]
 
     def is_current(self) -> bool:
         """Whether upstream still uses the owner that was changed: a module that is loaded again makes new classes."""
@@ -85,7 +84,6 @@ class Installed:
 
     def restore(self) -> bool:
         """Put the original back. If another tool has replaced our replacement, leave theirs and return False."""
-        self.leave()
         if vars(self.owner).get(self.name, MISSING) is not self.after:
             return False
         if self.before is MISSING:
@@ -111,9 +109,7 @@ def install(replacement: Replacement, by: str) -> Installed:
         setattr(owner, name, after)
     except (AttributeError, TypeError) as error:
         raise SeamError(f"{by} cannot replace {seam}: {error}; the class may be compiled") from error
-    return Installed(
-        seam, by, owner, name, before, after, original, fingerprint(original), _code(after), replacement.leave
-    )
+    return Installed(seam, by, owner, name, before, after, original, fingerprint(original), _code(after))
 
 
 def fingerprint(original: Any) -> str:
