@@ -12,7 +12,7 @@ from trtllm_kvfix.offload import switches
 from trtllm_kvfix.offload.plan import StoreJob
 from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX, PAUSE_S_MAX
 
-from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
+from .conftest import BLOCK_BYTES, Bench, Clock, MakeBench, serve_alone
 from .ends import jobs
 from .faults import FAULTS, heal, transfers_missed, transfers_of
 from .upstream_double import Request, State
@@ -185,13 +185,6 @@ def test_a_lane_that_is_closed_has_failed_and_is_not_full(
     assert counters.offload_errors.value > errors
     assert counters.offload_dropped_blocks.value == dropped
     require_clean(bench)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

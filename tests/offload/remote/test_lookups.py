@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from tests.offload.conftest import Bench
+from tests.offload.conftest import Bench, Clock
 from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.link import Link
@@ -23,13 +23,6 @@ from .porter_double import Key, PorterDouble
 from .test_decisions import BEHIND, PROMPT, porter_of, served, settle, steps, stored, submitted
 
 WAIT_S = 0.1
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
