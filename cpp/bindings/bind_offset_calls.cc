@@ -186,7 +186,7 @@ class PoolCopies {
         if (!where || !is_next(*where)) {
             return false;
         }
-        const std::shared_ptr<const OffsetWay> way = current_way();
+        const auto way = way_.between(tensor_, table_, stager().device());
         const HostTable& from = way->table();
         if (where->width.value_or(from.blocks) > from.blocks ||
             (!where->width && way->destination().destination.blocks != from.blocks)) {
@@ -242,13 +242,6 @@ class PoolCopies {
             taken_ != 0 && index.pool == taken_ && index.rows == last_.rows && index.width == last_.width;
         return begins || continues;
     }
-    std::shared_ptr<const OffsetWay> current_way() {
-        std::shared_ptr<const OffsetWay> way = way_;
-        if (way == nullptr || !way->leads(tensor_, table_)) {
-            way_ = way = std::make_shared<const OffsetWay>(tensor_, table_, stager().device());
-        }
-        return way;
-    }
     void ship(const OffsetWay& way, const PoolIndex& index) {
         const auto stream = nb::cast<std::uintptr_t>(stream_of_());
         way.ship(stager(), stager().first_rows(index.rows), {stream}, index.width, lends_);
@@ -258,7 +251,7 @@ class PoolCopies {
 
     const nb::object tensor_, table_, stager_, stream_of_;
     const bool lends_;
-    std::shared_ptr<const OffsetWay> way_;
+    LastWay way_;
     std::uint32_t taken_ = 0;  // pools
     PoolIndex last_{};         // of the copy that was taken last
     bool shipped_ = false;     // in this call

@@ -233,6 +233,20 @@ void OffsetWay::ship(OffsetStager& stager, std::span<const std::uint32_t> rows, 
 
 std::uint32_t OffsetWay::width_max() const { return std::min(table_.blocks, dst_.destination.blocks); }
 
+std::shared_ptr<const OffsetWay> LastWay::between(nb::handle dst, nb::handle table, const Device& device) {
+    std::shared_ptr<const OffsetWay> way;
+    {
+        const nb::ft_lock_guard guard(mutex_);
+        way = way_;
+    }
+    if (way == nullptr || !way->leads(dst, table)) {
+        way = std::make_shared<const OffsetWay>(dst, table, device);
+        const nb::ft_lock_guard guard(mutex_);
+        way_ = way;
+    }
+    return way;
+}
+
 std::uintptr_t data_ptr(nb::handle tensor) {
     static const nb::handle name = interned("data_ptr");
     return unsigned_of(called(tensor, name));

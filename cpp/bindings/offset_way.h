@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "staging/offset_stager.h"
@@ -55,6 +56,16 @@ class OffsetWay {
     DeviceTable dst_;
     HostTable table_;
     bool table_may_move_;
+};
+
+// The way that shipments took last.
+class LastWay {
+  public:
+    std::shared_ptr<const OffsetWay> between(nanobind::handle dst, nanobind::handle table, const Device& device);
+
+  private:
+    nanobind::ft_mutex mutex_;              // where there is no GIL
+    std::shared_ptr<const OffsetWay> way_;  // guarded by either
 };
 
 // What upstream's tensors answer, at every call.
