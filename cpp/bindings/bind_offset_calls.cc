@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/offset_stager_object.h"
 #include "bindings/repr.h"
+#include "bindings/tensor_memory.h"
 #include "flight/flight_ring.h"
 
 namespace nb = nanobind;
@@ -195,7 +196,8 @@ class PoolCopies {
         const std::uint32_t pools = where->pool ? 1 : from.pools;
         const std::size_t offset = std::size_t{taken_} * from.pool_stride * sizeof(std::int32_t);
         const std::size_t elements = std::size_t{pools} * where->rows * 2 * where->width.value_or(from.blocks);
-        if (data_ptr(source) != way->table_address() + offset || numel(source) != elements) {
+        const TensorMemory memory = memory_of(source);
+        if (memory.address != way->table_address() + offset || memory.elements != elements) {
             return false;
         }
         if (taken_ + pools == from.pools) {
@@ -243,7 +245,8 @@ class PoolCopies {
         return begins || continues;
     }
     void ship(const OffsetWay& way, const PoolIndex& index) {
-        const auto stream = nb::cast<std::uintptr_t>(stream_of_());
+        const auto told = current_stream(tensor_);
+        const auto stream = told ? *told : nb::cast<std::uintptr_t>(stream_of_());
         way.ship(stager(), stager().first_rows(index.rows), {stream}, index.width, lends_);
         shipped_ = true;
         note_shipped(index.rows, way.table());

@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
+#include "bindings/tensor_memory.h"
 
 namespace nb = nanobind;
 
@@ -22,33 +23,6 @@ namespace {
 using LiveTable = nb::ndarray<const std::int32_t, nb::ndim<4>, nb::device::cpu>;
 using Shape = std::vector<std::size_t>;
 
-// Names of methods that are called at every shipment.
-nb::handle interned(const char* name) {
-    PyObject* made = PyUnicode_InternFromString(name);
-    if (made == nullptr) {
-        throw nb::python_error();
-    }
-    return made;
-}
-
-nb::object called(nb::handle object, nb::handle method) {
-    std::array<PyObject*, 2> stack{nullptr, object.ptr()};
-    nb::object result =
-        nb::steal(PyObject_VectorcallMethod(method.ptr(), &stack[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    if (!result.is_valid()) {
-        throw nb::python_error();
-    }
-    return result;
-}
-
-std::uint64_t unsigned_of(const nb::object& number) {
-    const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
-    if (value == std::numeric_limits<unsigned long long>::max() && PyErr_Occurred() != nullptr) {
-        throw nb::python_error();
-    }
-    return value;
-}
-
 std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 
 void check_kind(const Shape& shape, const std::string& dtype) {
@@ -56,12 +30,6 @@ void check_kind(const Shape& shape, const std::string& dtype) {
         throw std::invalid_argument("dst is " + dtype + " of shape " + text_of(nb::tuple(nb::cast(shape))) +
                                     "; expected int32 (pools, rows, 2, blocks)");
     }
-}
-
-std::string dtype_of(nb::handle tensor) {
-    const std::string name = text_of(tensor.attr("dtype"));
-    const std::string prefix = "torch.";
-    return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
 
 // "cuda:0" of "cuda:0 NVIDIA H200"
@@ -102,32 +70,6 @@ void read_range(nb::handle range, std::vector<std::uint32_t>& numbers) {
     for (std::size_t i = 0; i < count; ++i) {
         numbers.push_back(narrowed<std::uint32_t>(start + static_cast<std::int64_t>(i) * step, {"rows"}));
     }
-}
-
-// A tensor as upstream's index mapper gives it, a new one for each call. Returns false if it is anything else.
-bool read_index_tensor(nb::handle index, std::vector<std::uint32_t>& numbers) {
-    static const nb::handle is_cuda = interned("is_cuda");
-    static const nb::handle dtype = interned("dtype");
-    static const nb::handle is_contiguous = interned("is_contiguous");
-    static nb::handle int32;  // torch's, kept for good
-    if (!nb::hasattr(index, is_cuda) || !nb::hasattr(index, is_contiguous) ||
-        nb::cast<bool>(nb::getattr(index, is_cuda))) {
-        return false;
-    }
-    const nb::object type = nb::getattr(index, dtype);
-    if (!type.is(int32)) {
-        if (dtype_of(index) != "int32") {
-            return false;
-        }
-        int32 = nb::object(type).release();
-    }
-    const auto count = static_cast<std::size_t>(nb::len(index));
-    if (numel(index) != count || !nb::cast<bool>(called(index, is_contiguous))) {
-        return false;
-    }
-    const auto* const first = reinterpret_cast<const std::uint32_t*>(data_ptr(index));
-    numbers.assign(first, first + count);  // a negative number is out of every table
-    return true;
 }
 
 }  // namespace
@@ -247,16 +189,6 @@ std::shared_ptr<const OffsetWay> LastWay::between(nb::handle dst, nb::handle tab
     return way;
 }
 
-std::uintptr_t data_ptr(nb::handle tensor) {
-    static const nb::handle name = interned("data_ptr");
-    return unsigned_of(called(tensor, name));
-}
-
-std::size_t numel(nb::handle tensor) {
-    static const nb::handle name = interned("numel");
-    return unsigned_of(called(tensor, name));
-}
-
 std::span<const std::uint32_t> read_rows(nb::handle rows, const OffsetStager& stager) {
     if (PyLong_CheckExact(rows.ptr())) {
         return stager.first_rows(narrowed<std::uint32_t>(nb::cast<std::int64_t>(rows), {"rows"}));
@@ -265,7 +197,9 @@ std::span<const std::uint32_t> read_rows(nb::handle rows, const OffsetStager& st
     numbers.clear();
     if (PyRange_Check(rows.ptr())) {
         read_range(rows, numbers);
-    } else if (!read_index_tensor(rows, numbers)) {
+    } else if (const auto found = host_numbers(rows)) {  // upstream's index mapper makes a tensor for each call
+        numbers.assign(found->begin(), found->end());
+    } else {
         const bool is_tensor = nb::hasattr(rows, "numpy") && nb::hasattr(rows, "data_ptr");
         numbers = read_integers<std::uint32_t>(is_tensor ? rows.attr("numpy")() : nb::borrow(rows), {"rows"});
     }

@@ -68,10 +68,6 @@ class LastWay {
     std::shared_ptr<const OffsetWay> way_;  // guarded by either
 };
 
-// What upstream's tensors answer, at every call.
-std::uintptr_t data_ptr(nanobind::handle tensor);
-std::size_t numel(nanobind::handle tensor);
-
 // The row numbers of a batch: how many from the first on, a range, numbers, or a tensor of them. They stay valid until
 // the same thread reads others.
 std::span<const std::uint32_t> read_rows(nanobind::handle rows, const OffsetStager& stager);

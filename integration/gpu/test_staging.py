@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix import native
-from trtllm_kvfix.native import OffsetStager
+from trtllm_kvfix.native import OffsetStager, PoolCopies
 
 torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
@@ -151,6 +151,35 @@ def test_one_stager_may_change_its_stream(device: native.Device) -> None:
             table.fill_(-5)
         torch.cuda.synchronize()
     assert [int(dst.unique()) for dst in destinations] == [398, 399]
+
+
+def test_torch_tells_the_stream_of_a_copy_of_v1(device: native.Device) -> None:
+    """By its table of C functions, which torch has from 2.10 on: nobody else is asked."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no such table")
+
+    def ask() -> int:
+        raise AssertionError("torch was asked from Python")
+
+    table = torch.full((2, 4, 2, 8), 5, dtype=torch.int32, pin_memory=True)
+    dst = torch.zeros((2, 4, 2, 8), dtype=torch.int32, device="cuda")
+    streams = [torch.cuda.Stream(), torch.cuda.default_stream()]
+    torch.cuda.synchronize()
+    with stager(device, "v1", "snapshot", 4, 8) as staging:
+        copies = PoolCopies(dst, table, staging, ask, lends=False)
+        for value, stream in enumerate(streams):
+            gate = device.close_gate(stream.cuda_stream)
+            with torch.cuda.stream(stream):
+                table.fill_(value + 5)
+                copies.begin()
+                for pool in range(2):
+                    copies[pool, :4].copy_(table[pool, :4], non_blocking=True)
+            behind = stream.record_event()
+            table.fill_(-1)
+            assert not behind.query(), "nothing was pending on that stream"
+            device.open_gate(gate)
+            torch.cuda.synchronize()
+            assert int(dst.unique()) == value + 5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,196 @@
+#include "bindings/tensor_memory.h"
+
+#include <nanobind/ndarray.h>
+
+#include <array>
+#include <limits>
+#include <string>
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+// Names of methods that are called at every shipment.
+nb::handle interned(const char* name) {
+    PyObject* made = PyUnicode_InternFromString(name);
+    if (made == nullptr) {
+        throw nb::python_error();
+    }
+    return made;
+}
+
+nb::object called(nb::handle object, nb::handle method) {
+    std::array<PyObject*, 2> stack{nullptr, object.ptr()};
+    nb::object result =
+        nb::steal(PyObject_VectorcallMethod(method.ptr(), &stack[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    if (!result.is_valid()) {
+        throw nb::python_error();
+    }
+    return result;
+}
+
+std::uint64_t unsigned_of(const nb::object& number) {
+    const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
+    if (value == std::numeric_limits<unsigned long long>::max() && PyErr_Occurred() != nullptr) {
+        throw nb::python_error();
+    }
+    return value;
+}
+
+std::size_t numel(nb::handle tensor) {
+    static const nb::handle name = interned("numel");
+    return unsigned_of(called(tensor, name));
+}
+
+// DLPack's table, version 1: https://dmlc.github.io/dlpack/latest/c_api.html
+struct ExchangeHeader {
+    std::uint32_t major, minor;
+    const ExchangeHeader* older;
+};
+struct Exchange {
+    ExchangeHeader header;
+    const void *allocate, *to_managed, *from_managed;
+    int (*describe)(void* tensor, nb::dlpack::dltensor* out);  // may be absent
+    int (*current_stream)(std::int32_t device_type, std::int32_t device, void** out);
+};
+constexpr std::uint32_t kExchangeMajor = 1;
+constexpr const char* kExchangeAttribute = "__dlpack_c_exchange_api__";
+constexpr const char* kExchangeCapsule = "dlpack_exchange_api";
+
+const Exchange* exchange_in(nb::handle type) {
+    const nb::object own = type.attr("__dict__");  // a derived class may answer otherwise
+    const nb::object capsule = own.attr("get")(kExchangeAttribute);
+    if (PyCapsule_IsValid(capsule.ptr(), kExchangeCapsule) == 0) {
+        return nullptr;
+    }
+    const auto* header = static_cast<const ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), kExchangeCapsule));
+    while (header != nullptr && header->major != kExchangeMajor) {
+        header = header->older;
+    }
+    const auto* const found = reinterpret_cast<const Exchange*>(header);
+    return found != nullptr && found->describe != nullptr && found->current_stream != nullptr ? found : nullptr;
+}
+
+// Of the tensor's class. The first few classes that have one are kept for good: a program has torch's, and no more.
+const Exchange* exchange_of(nb::handle tensor) {
+    struct Known {
+        PyObject* type = nullptr;
+        const Exchange* exchange = nullptr;
+    };
+    static std::array<Known, 4> known;
+    static nb::ft_mutex mutex;  // where there is no GIL
+    const nb::handle type = tensor.type();
+    {
+        const nb::ft_lock_guard guard(mutex);
+        for (const Known& each : known) {
+            if (each.type == type.ptr()) {
+                return each.exchange;
+            }
+        }
+    }
+    const Exchange* const found = exchange_in(type);
+    if (found != nullptr) {
+        const nb::ft_lock_guard guard(mutex);
+        for (Known& each : known) {
+            if (each.type == nullptr) {
+                each = {type.inc_ref().ptr(), found};
+                break;
+            }
+        }
+    }
+    return found;
+}
+
+nb::dlpack::dltensor described(const Exchange& exchange, nb::handle tensor) {
+    nb::dlpack::dltensor told;
+    if (exchange.describe(tensor.ptr(), &told) != 0) {
+        throw nb::python_error();
+    }
+    return told;
+}
+
+std::uintptr_t address_of(const nb::dlpack::dltensor& told) {
+    return reinterpret_cast<std::uintptr_t>(told.data) + told.byte_offset;
+}
+
+bool is_on_host(const nb::dlpack::dltensor& told) {
+    return told.device.device_type == nb::device::cpu::value || told.device.device_type == nb::device::cuda_host::value;
+}
+
+std::span<const std::uint32_t> numbers_at(std::uintptr_t address, std::size_t count) {
+    return {reinterpret_cast<const std::uint32_t*>(address), count};  // a negative number is out of every table
+}
+
+std::optional<std::span<const std::uint32_t>> told_numbers(const nb::dlpack::dltensor& told) {
+    const bool is_vector = told.ndim == 1 && (told.shape[0] < 2 || told.strides == nullptr || told.strides[0] == 1);
+    if (!is_vector || !is_on_host(told) || told.dtype != nb::dtype<std::int32_t>()) {
+        return std::nullopt;
+    }
+    return numbers_at(address_of(told), static_cast<std::size_t>(told.shape[0]));
+}
+
+}  // namespace
+
+std::uintptr_t data_ptr(nb::handle tensor) {
+    static const nb::handle name = interned("data_ptr");
+    const Exchange* const exchange = exchange_of(tensor);
+    return exchange != nullptr ? address_of(described(*exchange, tensor)) : unsigned_of(called(tensor, name));
+}
+
+TensorMemory memory_of(nb::handle tensor) {
+    const Exchange* const exchange = exchange_of(tensor);
+    if (exchange == nullptr) {
+        return {.address = data_ptr(tensor), .elements = numel(tensor)};
+    }
+    const nb::dlpack::dltensor told = described(*exchange, tensor);
+    std::size_t elements = 1;
+    for (std::int32_t i = 0; i < told.ndim; ++i) {
+        elements *= static_cast<std::size_t>(told.shape[i]);
+    }
+    return {.address = address_of(told), .elements = elements};
+}
+
+std::optional<std::span<const std::uint32_t>> host_numbers(nb::handle tensor) {
+    if (const Exchange* const exchange = exchange_of(tensor)) {
+        return told_numbers(described(*exchange, tensor));
+    }
+    static const nb::handle is_cuda = interned("is_cuda");
+    static const nb::handle is_contiguous = interned("is_contiguous");
+    if (!nb::hasattr(tensor, is_cuda) || !nb::hasattr(tensor, is_contiguous) ||
+        nb::cast<bool>(nb::getattr(tensor, is_cuda)) || dtype_of(tensor) != "int32") {
+        return std::nullopt;
+    }
+    const auto count = static_cast<std::size_t>(nb::len(tensor));
+    if (numel(tensor) != count || !nb::cast<bool>(called(tensor, is_contiguous))) {
+        return std::nullopt;
+    }
+    return numbers_at(data_ptr(tensor), count);
+}
+
+std::optional<std::uintptr_t> current_stream(nb::handle tensor) {
+    const Exchange* const exchange = exchange_of(tensor);
+    if (exchange == nullptr) {
+        return std::nullopt;
+    }
+    const nb::dlpack::device device = described(*exchange, tensor).device;
+    if (device.device_type != nb::device::cuda::value) {
+        return std::nullopt;
+    }
+    void* stream = nullptr;
+    if (exchange->current_stream(device.device_type, device.device_id, &stream) != 0) {
+        throw nb::python_error();
+    }
+    return reinterpret_cast<std::uintptr_t>(stream);
+}
+
+std::string dtype_of(nb::handle tensor) {
+    const nb::object dtype = tensor.attr("dtype");
+    const std::string name = nb::str(nb::handle(dtype)).c_str();
+    const std::string prefix = "torch.";
+    return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+}  // namespace kvfix::bindings

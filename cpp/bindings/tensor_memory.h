@@ -1,0 +1,33 @@
+// What tensors say of their memory at every call. torch, from 2.10 on, gives native code DLPack's table of C functions:
+// one call of it answers all questions. Elsewhere each question is a method call. In a server, whose other work has
+// filled the caches since the last call, that is ten times as much.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace kvfix::bindings {
+
+std::uintptr_t data_ptr(nanobind::handle tensor);
+
+struct TensorMemory {
+    std::uintptr_t address;
+    std::size_t elements;
+};
+TensorMemory memory_of(nanobind::handle tensor);
+
+// The numbers of a tensor of one dimension, int32, contiguous, in the host's memory. Nothing if it is anything else.
+std::optional<std::span<const std::uint32_t>> host_numbers(nanobind::handle tensor);
+
+// The stream on which this thread works with the tensor's device, as its framework has it. Nothing if the framework
+// has no table, or the tensor is not on a GPU.
+std::optional<std::uintptr_t> current_stream(nanobind::handle tensor);
+
+// torch.int32 is "int32".
+std::string dtype_of(nanobind::handle tensor);
+
+}  // namespace kvfix::bindings
