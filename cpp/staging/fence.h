@@ -28,6 +28,8 @@ class Fence {
         device_->record(event_, stream);
         pending_ = true;
     }
+    // Whether it may still lie ahead, as far as is known without asking the device.
+    bool pending() const { return pending_; }
     bool passed() {
         pending_ = pending_ && !device_->done(event_);
         return !pending_;

@@ -108,6 +108,7 @@ class StagingRing {
 
     std::size_t next_usable() const;
     void await(Slot& slot);
+    void look_ahead(std::size_t index);
 
     std::shared_ptr<Device> device_;
     std::size_t slot_bytes_;

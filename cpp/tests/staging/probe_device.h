@@ -44,6 +44,8 @@ class ProbeDevice final : public Device {
         const std::lock_guard guard(mutex_);
         return batches_;
     }
+    // How often the device was asked whether an event is done.
+    std::uint64_t questions() const { return questions_; }
     // The number of times that an event was recorded while its last record was pending.
     std::uint64_t events_shared() const { return events_shared_; }
 
@@ -64,7 +66,10 @@ class ProbeDevice final : public Device {
         events_shared_ += pending(event) ? 1 : 0;
         sim_.record(event, stream);
     }
-    bool done(EventHandle event) override { return sim_.done(event); }
+    bool done(EventHandle event) override {
+        ++questions_;
+        return sim_.done(event);
+    }
     void wait(EventHandle event) override {
         step(at_wait_);
         sim_.wait(event);
@@ -137,6 +142,7 @@ class ProbeDevice final : public Device {
     std::function<void()> at_wait_;
     std::function<void()> at_synchronize_;
     std::atomic<std::uint64_t> launches_until_refusal_ = 0;
+    std::atomic<std::uint64_t> questions_ = 0;
     std::atomic<std::uint64_t> events_shared_ = 0;
     bool kernels_ = true;
     StreamHandle newest_stream_;

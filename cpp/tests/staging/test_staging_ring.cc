@@ -99,6 +99,38 @@ TEST_F(StagingRingTest, WaitsForTheOldestAloneAndCountsIt) {
     EXPECT_EQ(values(second), all(kWords, 2));
 }
 
+TEST_F(StagingRingTest, AsksOnceAroundTheRingAsLongAsNothingIsPending) {
+    remake(3);
+    const auto questions_of = [&](std::int32_t value) {
+        probe.sim().synchronize(stream);
+        const std::uint64_t before = probe.questions();
+        ship(value, first, stream);
+        return probe.questions() - before;
+    };
+    for (std::int32_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(questions_of(i), 0U) << "nothing has used the slot";
+    }
+    EXPECT_EQ(questions_of(3), 3U) << "this slot, and those behind it";
+    EXPECT_EQ(questions_of(4), 0U);
+    EXPECT_EQ(questions_of(5), 0U);
+    EXPECT_EQ(questions_of(6), 3U);
+}
+
+TEST_F(StagingRingTest, AsksNoFurtherThanTheFirstThatIsPending) {
+    remake(3);
+    ship(1, first, stream);
+    probe.sim().synchronize(stream);
+    hold_until_wait(other);
+    ship(2, second, other);
+    ship(3, third, other);
+    const std::uint64_t before = probe.questions();
+    ship(4, first, stream);
+    EXPECT_EQ(probe.questions() - before, 2U);
+    EXPECT_EQ(opened, 0);
+    ship(5, first, stream);
+    EXPECT_EQ(opened, 1) << "the held slot was refilled";
+}
+
 // With one event for both slots, the second use would move the end of the first to another stream.
 TEST_F(StagingRingTest, AnotherSlotsUseDoesNotMoveASlotsFence) {
     hold_until_wait(stream);
