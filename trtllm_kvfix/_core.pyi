@@ -1,6 +1,7 @@
 """The native core of trtllm-kvfix. Import trtllm_kvfix.native instead."""
 
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import numpy.typing
 
@@ -1037,15 +1038,20 @@ class DeviceTable:
 class OffsetLaunch:
     """V2's launch, from a live table and an index that others write."""
 
-    def __init__(self, stager_of: Callable[[Any, Any, Any], OffsetStager | None]) -> None:
+    def __init__(self, stager_of: Callable[[Any, Any, Any], OffsetStager | None], fuse: Any) -> None:
         """
-        stager_of: the stager of a table, its scales and its V offsets, if it has one.
+        stager_of: the stager of a table, its scales and its V offsets, if it has one. fuse: while it is blown, nothing is shipped.
         """
 
-    def ship(self, input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> bool:
+    @overload
+    def __call__(self, input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: Any) -> Any:
         """
-        When this returns True, all arguments may be written again. False: there is no stager, and nothing was shipped.
+        When this returns, all arguments may be written again. Calls `otherwise` with what raises the failure, or None, and the same arguments, if nothing was shipped.
         """
+
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """With other arguments it calls `unknown`."""
 
     def __repr__(self) -> str: ...
 

@@ -25,25 +25,45 @@ void note_shipped(std::size_t rows, const HostTable& table) {
     FlightRing::note_in_process(FlightKind::shipped, {static_cast<std::int64_t>(rows), table.pools});
 }
 
+// What counts the faults of a fix (overlay/fuse.py).
+class SeenFuse {
+  public:
+    explicit SeenFuse(nb::object fuse) : fuse_(std::move(fuse)) {}
+
+    bool blown() const {
+        static const nb::handle name = interned("blown");
+        return nb::cast<bool>(nb::getattr(fuse_, name));
+    }
+    void succeeded() const {
+        static const nb::handle name = interned("in_a_row");
+        if (nb::cast<std::int64_t>(nb::getattr(fuse_, name)) != 0) {
+            nb::setattr(fuse_, name, nb::int_(0));
+        }
+    }
+
+  private:
+    const nb::object fuse_;
+};
+
 // V2's launch. What launches have in common is looked up once: the stager of a table with its scales, and the way to an
-// output.
+// output. A class of Python's derives from it and has `otherwise`.
 class OffsetLaunch {
   public:
-    explicit OffsetLaunch(nb::object stager_of) : stager_of_(std::move(stager_of)) {}
+    OffsetLaunch(nb::object stager_of, nb::object fuse) : stager_of_(std::move(stager_of)), fuse_(std::move(fuse)) {}
 
-    // Returns false if it has shipped nothing.
-    bool ship(nb::handle input, nb::handle output, nb::handle copy_index, nb::handle index_scales, nb::handle kv_offset,
-              std::uintptr_t stream) {
-        const KnownPtr known = find(input, output, index_scales, kv_offset);
-        const nb::object kept = known == nullptr ? nb::none() : known->stager_reference();
-        if (kept.is_none()) {
-            return false;
+    // Ships, or leaves it to `otherwise`, with what has failed.
+    nb::object call(nb::handle self, nb::handle input, nb::handle output, nb::handle copy_index,
+                    nb::handle index_scales, nb::handle kv_offset, nb::handle stream) {
+        nb::object failed = nb::none();
+        try {
+            if (!fuse_.blown() && ship(input, output, copy_index, index_scales, kv_offset, stream)) {
+                fuse_.succeeded();
+                return nb::none();
+            }
+        } catch (...) {
+            failed = nb::cpp_function([failure = std::current_exception()] { std::rethrow_exception(failure); });
         }
-        auto& stager = nb::cast<StagerObject&>(kept);
-        const auto rows = read_rows(copy_index, stager);
-        known->way.ship(stager, rows, {stream});
-        note_shipped(rows.size(), known->way.table());
-        return true;
+        return self.attr("otherwise")(failed, input, output, copy_index, index_scales, kv_offset, stream);
     }
     std::size_t known() const {
         const nb::ft_lock_guard guard(mutex_);
@@ -51,6 +71,21 @@ class OffsetLaunch {
     }
 
   private:
+    // Returns false if it has shipped nothing.
+    bool ship(nb::handle input, nb::handle output, nb::handle copy_index, nb::handle index_scales, nb::handle kv_offset,
+              nb::handle stream) {
+        const KnownPtr known = find(input, output, index_scales, kv_offset);
+        const nb::object kept = known == nullptr ? nb::none() : known->stager_reference();
+        if (kept.is_none()) {
+            return false;
+        }
+        auto& stager = nb::cast<StagerObject&>(kept);
+        const auto rows = read_rows(copy_index, stager);
+        known->way.ship(stager, rows, {nb::cast<std::uintptr_t>(stream)});
+        note_shipped(rows.size(), known->way.table());
+        return true;
+    }
+
     static constexpr std::size_t kKnownMax = 16;  // a server has a table for its model, and one for the draft's
 
     struct Known {
@@ -89,7 +124,8 @@ class OffsetLaunch {
         return at < known_.size() ? known_[at] : nullptr;
     }
 
-    nb::object stager_of_;
+    const nb::object stager_of_;
+    const SeenFuse fuse_;
     mutable nb::ft_mutex mutex_;   // where there is no GIL
     std::vector<KnownPtr> known_;  // guarded by either
 };
@@ -295,16 +331,27 @@ void bind_device_table(nb::module_& m) {
 void bind_launch(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<OffsetLaunch>(m, "OffsetLaunch", "V2's launch, from a live table and an index that others write.")
-        .def(nb::init<nb::object>(), "stager_of"_a,
-             nb::sig("def __init__(self, stager_of: collections.abc.Callable[[Any, Any, Any], OffsetStager | None]) -> "
-                     "None"),
-             "stager_of: the stager of a table, its scales and its V offsets, if it has one.")
-        .def("ship", &OffsetLaunch::ship, "input"_a, "output"_a, "copy_index"_a, "index_scales"_a, "kv_offset"_a,
-             "stream"_a,
-             nb::sig("def ship(self, input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, "
-                     "stream: int) -> bool"),
-             "When this returns True, all arguments may be written again. False: there is no stager, and nothing was "
-             "shipped.")
+        .def(nb::init<nb::object, nb::object>(), "stager_of"_a, "fuse"_a,
+             nb::sig("def __init__(self, stager_of: collections.abc.Callable[[Any, Any, Any], OffsetStager | None], "
+                     "fuse: Any) -> None"),
+             "stager_of: the stager of a table, its scales and its V offsets, if it has one. "
+             "fuse: while it is blown, nothing is shipped.")
+        .def(
+            "__call__",
+            [](nb::handle self, nb::handle input, nb::handle output, nb::handle copy_index, nb::handle index_scales,
+               nb::handle kv_offset, nb::handle stream) {
+                return nb::cast<OffsetLaunch&>(self).call(self, input, output, copy_index, index_scales, kv_offset,
+                                                          stream);
+            },
+            "input"_a, "output"_a, "copy_index"_a, "index_scales"_a, "kv_offset"_a, "stream"_a,
+            nb::sig("def __call__(self, input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, "
+                    "stream: Any) -> Any"),
+            "When this returns, all arguments may be written again. Calls `otherwise` with what raises the failure, or "
+            "None, and the same arguments, if nothing was shipped.")
+        .def(
+            "__call__",
+            [](nb::handle self, nb::args args, nb::kwargs kwargs) { return self.attr("unknown")(*args, **kwargs); },
+            nb::sig("def __call__(self, *args: Any, **kwargs: Any) -> Any"), "With other arguments it calls `unknown`.")
         .def("__repr__",
              [](const OffsetLaunch& self) { return Repr("OffsetLaunch").add("known", self.known()).text(); });
 }

@@ -13,15 +13,6 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-// Names of methods that are called at every shipment.
-nb::handle interned(const char* name) {
-    PyObject* made = PyUnicode_InternFromString(name);
-    if (made == nullptr) {
-        throw nb::python_error();
-    }
-    return made;
-}
-
 nb::object called(nb::handle object, nb::handle method) {
     std::array<PyObject*, 2> stack{nullptr, object.ptr()};
     nb::object result =
@@ -133,6 +124,14 @@ std::optional<std::span<const std::uint32_t>> told_numbers(const nb::dlpack::dlt
 }
 
 }  // namespace
+
+nb::handle interned(const char* name) {
+    PyObject* made = PyUnicode_InternFromString(name);
+    if (made == nullptr) {
+        throw nb::python_error();
+    }
+    return made;
+}
 
 std::uintptr_t data_ptr(nb::handle tensor) {
     static const nb::handle name = interned("data_ptr");

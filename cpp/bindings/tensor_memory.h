@@ -12,6 +12,9 @@
 
 namespace kvfix::bindings {
 
+// The name of an attribute that is asked for at every shipment. Keep it for good.
+nanobind::handle interned(const char* name);
+
 std::uintptr_t data_ptr(nanobind::handle tensor);
 
 struct TensorMemory {

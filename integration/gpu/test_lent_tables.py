@@ -24,8 +24,9 @@ from integration.gpu.record import record  # noqa: E402
 from integration.gpu.test_overlay import applied, corruptions, standing_in  # noqa: E402
 from trtllm_kvfix import native  # noqa: E402
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination  # noqa: E402
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedLaunch  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
-from trtllm_kvfix.native import OffsetLaunch, PoolCopies  # noqa: E402
+from trtllm_kvfix.native import PoolCopies  # noqa: E402
 
 ITERATIONS = 10_000
 CONTROL_ITERATIONS = 3_000
@@ -103,7 +104,7 @@ def captured_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     with monkeypatch.context() as patched:
         patched.setattr(StagedDestination, "__getitem__", selected)
         patched.setattr(StagedDestination, "begin", in_a_capture(StagedDestination.begin))
-        patched.setattr(OffsetLaunch, "ship", counted(OffsetLaunch.ship))
+        patched.setattr(StagedLaunch, "__call__", counted(StagedLaunch.__call__))
         yield captures
 
 

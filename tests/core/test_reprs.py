@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix import native
+from trtllm_kvfix.overlay.fuse import Fuse
 
 from .scenes import begin, manager, prompt, push_to_host
 
@@ -42,7 +43,8 @@ def of_devices() -> Iterator[object]:
     table = np.zeros((1, 3, 2, 4), dtype=np.int32)
     yield from (SIMULATED, SIMULATED.pinned((2, 3), "uint8"), target, engine, stager, stager.stats())
     copies = native.PoolCopies(target, table, stager, lambda: 0, lends=False)
-    yield from (copies, copies[0, :1], native.OffsetLaunch(lambda *_: None), native.DeviceTable(target, SIMULATED))
+    launch = native.OffsetLaunch(lambda *_: None, Fuse("staged-offsets-v2"))
+    yield from (copies, copies[0, :1], launch, native.DeviceTable(target, SIMULATED))
     stager.close()
 
 

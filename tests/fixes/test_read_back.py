@@ -93,7 +93,7 @@ def test_a_v1_shipment_that_reads_late_is_counted(variant: str, monkeypatch: pyt
         assert read_back == steps and wrong > steps / 2
 
 
-@pytest.mark.parametrize(("variant", "launch"), [("B", "staged_launch_unscaled"), ("C", "staged_launch")])
+@pytest.mark.parametrize(("variant", "launch"), [("B", "staged_launch_unscaled"), ("C", "StagedLaunch")])
 def test_a_v2_launch_that_reads_late_is_counted(
     variant: str, launch: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,7 @@
 """V2 calls on a held stream: a second call, and a row that gets a new owner, do not reach a call that was made."""
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place, serve
 from tests.fixes.proofs import Broken
-from trtllm_kvfix.native import OffsetLaunch, OffsetStager
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import ID, LAUNCH, StagedLaunch
+from trtllm_kvfix.native import OffsetStager
+from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.upstream import V2_UTILS
 from trtllm_kvfix.staging import current_place, stagers
 
 BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
@@ -76,8 +80,8 @@ def test_another_engine_that_ships_in_between_reaches_nothing(
 
             return shipping
 
-        for kind in (OffsetStager, OffsetLaunch):
-            monkeypatch.setattr(kind, "ship", coming_between(kind.ship))
+        for kind, name in ((OffsetStager, "ship"), (StagedLaunch, "__call__")):
+            monkeypatch.setattr(kind, name, coming_between(getattr(kind, name)))
         for _ in range(2):  # the second time a stager ships, whatever the build
             assert mine.arrived(0, mine.ship(0, [0]))
         for bench in (mine, theirs):
@@ -106,6 +110,60 @@ def test_scratch_ranges_are_those_of_the_call(variant: str) -> None:
         bench.server.close()
 
 
+def broken_stager(_stagers: Any, layout: Any, table: Any, *parts: Any) -> OffsetStager:
+    """It fails in its native part."""
+    pools, rows, _, blocks = table.shape
+    made = OffsetStager(
+        num_pools=pools, rows_max=rows, blocks_max=blocks, device=current_place().device, **layout(*parts)
+    )
+    made.close()
+    kept.append(made)  # the launch refers to it weakly
+    return made
+
+
+kept: list[OffsetStager] = []
+
+
+@pytest.mark.parametrize("variant", ["C", "D", "F"])
+def test_a_failure_in_the_native_part_is_counted_and_the_launch_is_made(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stagers.Stagers, "of_lasting", broken_stager)
+    with standing_in(variant), applied([ID]):
+        bench = Bench(V2)
+        for request_id in range(4):
+            bench.add(request_id, 9 + request_id)
+        for faults in range(1, 4):
+            assert bench.arrived(0, bench.ship(0, [faults]))
+            assert fuse.of(ID).faults == faults
+        assert fuse.of(ID).blown and "close()" in fuse.of(ID).first_error
+        assert bench.arrived(0, bench.ship(0, [0])) and fuse.of(ID).faults == 3
+        bench.server.close()
+
+
+def test_a_launch_that_succeeds_ends_a_row_of_faults() -> None:
+    with standing_in("C"), applied([ID]):
+        bench = Bench(V2)
+        bench.add(0, 9)
+        for _ in range(2):  # the second time a stager ships
+            fuse.of(ID).in_a_row = 2
+            assert bench.arrived(0, bench.ship(0, [0]))
+            assert fuse.of(ID).in_a_row == 0
+        bench.server.close()
+
+
+def test_other_arguments_are_upstreams_to_refuse() -> None:
+    with standing_in("C"):
+        module: Any = import_module(V2_UTILS)
+        with pytest.raises(TypeError) as theirs:
+            getattr(module, LAUNCH)(1, 2)
+        with applied([ID]):
+            with pytest.raises(TypeError) as ours:
+                getattr(module, LAUNCH)(1, 2)
+            assert fuse.of(ID).faults == 0
+    assert str(ours.value) == str(theirs.value)
+
+
 # ---- for the tests of all fixes (proofs.py) ----
 
 
@@ -122,7 +180,7 @@ def by_the_kernel(*_: Any) -> Callable[..., Any]:
 
 
 ROOM = "fixes.staged_offsets_v2"
-BROKEN = Broken(f"{ROOM}.fix.staged_launch", by_the_kernel)
+BROKEN = Broken(f"{ROOM}.fix.StagedLaunch", by_the_kernel)
 
 DRAFTING: dict[str, Any] = {"speculative_config": {}}
 TOO_WIDE = (("staging.stagers.POOLS_MAX", 1),)
@@ -133,7 +191,6 @@ CALLS = (
     "staging.stagers.OffsetStager",
 )
 UNSCALED = (f"{ROOM}.fix.memory_of", "native.OffsetStager.ship")
-SCALED = ("native.OffsetLaunch.ship",)
 WIDE = (
     *(f"{ROOM}.fix.{name}" for name in ("private_lot", "keep_until_read")),
     f"{ROOM}.fix.current_place",
@@ -142,8 +199,8 @@ WIDE = (
 
 PLACES = (
     *(Place(name, "B", serve, V2) for name in (*CALLS, *UNSCALED)),
-    *(Place(name, "C", serve, V2) for name in (*CALLS, *SCALED)),
-    *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in (*CALLS, *SCALED)),
+    *(Place(name, "C", serve, V2) for name in CALLS),
+    *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in CALLS),
     Place("staging.stagers.Stagers.of", "B", serve, V2),
     Place("staging.stagers.Stagers.of_lasting", "C", serve, V2),
     Place(f"{ROOM}.fix.v2", "C", serve, V2),

@@ -66,8 +66,7 @@ class Tensor:
 asked: list[object] = []
 
 
-@Describe
-def describe(tensor: Any, out: Any) -> int:
+def tell(tensor: Any, out: Any) -> int:
     asked.append(tensor)
     array = tensor.array
     out[0] = Told(
@@ -85,17 +84,18 @@ def describe(tensor: Any, out: Any) -> int:
     return 0
 
 
+describe = Describe(tell)
 # A callback of ctypes cannot raise. This function of Python's returns -1 and raises: no tensor of ours is a number.
 refuses = ctypes.cast(ctypes.pythonapi.PyLong_AsLong, Describe)
 
 
-@CurrentStream
-def current_stream(device_type: int, device: int, out: Any) -> int:
+def tell_stream(device_type: int, device: int, out: Any) -> int:
     assert (device_type, device) == (CUDA, 1)
     out[0] = STREAM_ON_GPU
     return 0
 
 
+current_stream = CurrentStream(tell_stream)
 KEPT: list[Any] = []  # of the tables, for as long as the process lives
 NAME = b"dlpack_exchange_api"
 capsule = ctypes.pythonapi.PyCapsule_New

@@ -58,7 +58,7 @@ class Things:
             "lane": lane,
             "copies": copies,
             "selection": copies[0, :1],
-            "launch": OffsetLaunch(lambda *_: stager),
+            "launch": OffsetLaunch(lambda *_: stager, Fuse("staged-offsets-v2")),
             "stager": stager,
             "engine": native.CopyEngine(device),
             "pool": native.HostPool(device, host_bytes=1 << 16, block_bytes=4096),

@@ -91,25 +91,39 @@ def forgetting_copy(copy_filter: CopyFilter, original: Callable[..., Any]) -> Ca
     return copy_batch_block_offsets
 
 
-def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool."""
+class StagedLaunch(OffsetLaunch):
+    """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool.
 
-    def stager_of(input: Any, index_scales: Any, kv_offset: Any) -> OffsetStager | None:
-        if is_on_device(input) or is_too_wide(input):
-            return None
-        return stagers.of_lasting(v2, input, index_scales, kv_offset)
+    What a stager can ship is shipped natively. Everything else comes to `otherwise`.
+    """
 
-    launch = OffsetLaunch(stager_of)
+    def __init__(self, stagers: Stagers, original: Callable[..., Any]) -> None:
+        def stager_of(input: Any, index_scales: Any, kv_offset: Any) -> OffsetStager | None:
+            if is_on_device(input) or is_too_wide(input):
+                return None
+            return stagers.of_lasting(v2, input, index_scales, kv_offset)
 
-    def stage(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Staged:
-        if launch.ship(input, output, copy_index, index_scales, kv_offset, stream):
-            return None
-        if is_on_device(input):  # already a snapshot
-            return (input, output, copy_index, index_scales, kv_offset, stream), None
-        lot = private_lot(input, copy_index)
-        return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
+        self._tried = fuse.of(ID)
+        self._original = original
+        super().__init__(stager_of, self._tried)
 
-    return _launching(original, stage)
+    def otherwise(self, raise_failure: Callable[[], None] | None, *args: Any) -> Any:
+        def stage(input: Any, output: Any, copy_index: Any, *rest: Any) -> Staged:
+            if raise_failure is not None:
+                raise_failure()
+            if is_on_device(input):  # already a snapshot
+                return (input, output, copy_index, *rest), None
+            lot = private_lot(input, copy_index)
+            return (lot.rows, output, lot.order, *rest), lot
+
+        return _launched(self._original, self._tried, stage, args, {})
+
+    def unknown(self, *args: Any, **kwargs: Any) -> Any:
+        """No launch of upstream's has such arguments. If one has them all the same, they may not be written before it
+        has run."""
+        result = self._original(*args, **kwargs)
+        finish(_stream(args, kwargs))
+        return result
 
 
 def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,33 +158,43 @@ def _launching(original: Callable[..., Any], stage: Callable[..., Staged]) -> Ca
     tried = fuse.of(ID)
 
     def copy_batch_block_offsets_to_device(*args: Any, **kwargs: Any) -> Any:
-        failed = tried.blown
-        if not failed:
-            try:
-                staged = stage(*args, **kwargs)
-            except Exception as error:
-                tried.fault(error)
-                failed = True
-        if failed:
-            result = original(*args, **kwargs)
-            finish(_stream(args, kwargs))
-            return result
-        if staged is None:
-            tried.in_a_row = 0
-            return None
-        arguments, lot = staged
-        result = original(*arguments)
-        if lot is not None:
-            try:
-                keep_until_read(lot, int(arguments[-1]))
-            except Exception as error:
-                tried.fault(error)
-                finish(int(arguments[-1]))
-                return result
-        tried.in_a_row = 0
-        return result
+        return _launched(original, tried, stage, args, kwargs)
 
     return copy_batch_block_offsets_to_device
+
+
+def _launched(
+    original: Callable[..., Any],
+    tried: fuse.Fuse,
+    stage: Callable[..., Staged],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    staged, failed = None, tried.blown
+    if not failed:
+        try:
+            staged = stage(*args, **kwargs)
+        except Exception as error:
+            tried.fault(error)
+            failed = True
+    if failed:
+        result = original(*args, **kwargs)
+        finish(_stream(args, kwargs))
+        return result
+    if staged is None:
+        tried.in_a_row = 0
+        return None
+    arguments, lot = staged
+    result = original(*arguments)
+    if lot is not None:
+        try:
+            keep_until_read(lot, int(arguments[-1]))
+        except Exception as error:
+            tried.fault(error)
+            finish(int(arguments[-1]))
+            return result
+    tried.in_a_row = 0
+    return result
 
 
 def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -369,7 +393,7 @@ class StagedOffsetsV2:
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         stagers = Stagers(mode=mode, slots=slots)
         self.copy = partial(forgetting_copy, CopyFilter())
-        self.launch = partial(staged_launch, stagers)
+        self.launch = partial(StagedLaunch, stagers)
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
 
