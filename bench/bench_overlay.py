@@ -35,12 +35,15 @@ from trtllm_kvfix.ranks import Tag
 SIZES = ((8, 64), (64, 256), (256, 256), (256, 1024))
 QUICK = ((8, 64), (64, 256))
 LAUNCH = "copy_batch_block_offsets_to_device"
+PER_LAYER = "_copy_batch_block_offsets_per_layer"
 
 
 def offsets(case: Case, rounds: int) -> Iterator[Row]:
     """The attributes of classes and modules are replaced as the fix does it, and put back."""
     kind: Any = type(case.manager)
-    if case.v2:
+    if case.per_layer:
+        made = {(kind, PER_LAYER): StagedOffsetsV2().per_layer}
+    elif case.v2:
         staged = StagedOffsetsV2()
         made = {
             (sys.modules[kind.__module__], LAUNCH): staged.launch,
@@ -66,7 +69,7 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
         return switch_and_ship
 
     arms = {"racy_original": with_attributes(originals), "overlay": with_attributes(replaced)}
-    if case.on_gpu:
+    if case.on_gpu and not case.per_layer:  # upstream's own copies are made in both arms
         arms["driver_calls_alone"] = with_attributes(bare_calls(case, originals))
     yield from compared(case, "offsets_cpu_us", arms, rounds, case.grow)
     with case.server.tensors.on(case.stream):
@@ -202,8 +205,8 @@ def main() -> int:
     rounds = 20 if options.quick else options.rounds
     every: list[Row] = []
     for size in QUICK if options.quick else SIZES:
-        for variant, device, v2 in (("C", options.device, False), ("C", options.device, True)):
-            with cases(variant, device, *size, v2=v2) as case:
+        for variant, v2, per_layer in (("C", False, False), ("C", True, False), ("D", True, True)):
+            with cases(variant, options.device, *size, v2=v2, per_layer=per_layer) as case:
                 every += offsets(case, rounds)
                 if not v2:
                     every += [*preparing(case, rounds), *fencing(case, rounds)]

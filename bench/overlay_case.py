@@ -34,12 +34,23 @@ class Timed(Protocol):
 class Case:
     """A manager with its batch of generations, half of each prompt's room used."""
 
-    def __init__(self, variant: str, sequences: int, blocks: int, *, v2: bool = False, on_gpu: bool = False) -> None:
-        self.on_gpu = on_gpu
+    def __init__(
+        self,
+        variant: str,
+        sequences: int,
+        blocks: int,
+        *,
+        v2: bool = False,
+        per_layer: bool = False,
+        on_gpu: bool = False,
+    ) -> None:
+        self.on_gpu, self.per_layer = on_gpu, per_layer
         max_seq_len = blocks * TOKENS_PER_BLOCK
         cache = {"max_tokens": sequences * max_seq_len, "enable_block_reuse": False, "use_kv_cache_manager_v2": v2}
+        if per_layer:
+            cache["enable_swa_scratch_reuse"] = True
         args = {"max_batch_size": sequences, "max_seq_len": max_seq_len, "kv_cache_config": cache}
-        self.name = f"{variant}-{'v2' if v2 else 'v1'}-{sequences}x{blocks}"
+        self.name = f"{variant}-{'v2' if v2 else 'v1'}{'-per-layer' * per_layer}-{sequences}x{blocks}"
         self.v2, self.blocks = v2, blocks
         self.server = Server(args)
         self.manager = self.server.manager
@@ -124,8 +135,10 @@ def compared(case: Timed, metric: str, arms: dict[str, Call], rounds: int, betwe
 
 
 @contextmanager
-def cases(variant: str, device: str, sequences: int, blocks: int, *, v2: bool = False) -> Iterator[Case]:
+def cases(
+    variant: str, device: str, sequences: int, blocks: int, *, v2: bool = False, per_layer: bool = False
+) -> Iterator[Case]:
     with upstream(variant, device):
-        case = Case(variant, sequences, blocks, v2=v2, on_gpu=device != "cpu")
+        case = Case(variant, sequences, blocks, v2=v2, per_layer=per_layer, on_gpu=device != "cpu")
         yield case
         case.server.close()

@@ -929,6 +929,11 @@ def open_device(name: str = 'auto', seed: int = 0) -> Device:
     Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.
     """
 
+def copy_pages(table: Any, rows: Any, own: Any) -> None:
+    """
+    Copies the first planes of these rows of a table (pools, rows, 2, blocks) into the first rows of `own`, in their order. Raises ValueError, with nothing copied, if they do not fit.
+    """
+
 class StagerStats:
     """Counts since the stager was made."""
 

@@ -207,6 +207,11 @@ void bind_copy_engine(nb::module_& m) {
 }  // namespace
 
 void bind_staging(nb::module_& m) {
+    using namespace nb::literals;
+    m.def("copy_pages", &copy_pages, "table"_a, "rows"_a, "own"_a,
+          nb::sig("def copy_pages(table: Any, rows: Any, own: Any) -> None"),
+          "Copies the first planes of these rows of a table (pools, rows, 2, blocks) into the first rows of `own`, in "
+          "their order. Raises ValueError, with nothing copied, if they do not fit.");
     bind_stager(m);
     bind_copy_engine(m);
 }

@@ -14,6 +14,7 @@
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
 #include "bindings/tensor_memory.h"
+#include "staging/table_rows.h"
 
 namespace nb = nanobind;
 
@@ -21,6 +22,7 @@ namespace kvfix::bindings {
 namespace {
 
 using LiveTable = nb::ndarray<const std::int32_t, nb::ndim<4>, nb::device::cpu>;
+using OwnTable = nb::ndarray<std::int32_t, nb::ndim<4>, nb::device::cpu>;
 using Shape = std::vector<std::size_t>;
 
 std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
@@ -35,10 +37,11 @@ void check_kind(const Shape& shape, const std::string& dtype) {
 // "cuda:0" of "cuda:0 NVIDIA H200"
 std::string place_of(const Device& device) { return device.name().substr(0, device.name().find(' ')); }
 
+template <class Table>
 HostTable read_table(nb::handle table) {
     const bool is_tensor = nb::hasattr(table, "numpy") && nb::hasattr(table, "data_ptr");
     const nb::object array = is_tensor ? table.attr("numpy")() : nb::borrow(table);
-    LiveTable live;
+    Table live;
     if (!nb::try_cast(array, live, /*convert=*/false)) {
         throw std::invalid_argument("table is " + text_of(array.attr("dtype")) + " with " +
                                     text_of(array.attr("ndim")) +
@@ -70,6 +73,20 @@ void read_range(nb::handle range, std::vector<std::uint32_t>& numbers) {
     for (std::size_t i = 0; i < count; ++i) {
         numbers.push_back(narrowed<std::uint32_t>(start + static_cast<std::int64_t>(i) * step, {"rows"}));
     }
+}
+
+std::span<const std::uint32_t> listed_rows(nb::handle rows) {
+    std::vector<std::uint32_t>& numbers = row_numbers();
+    numbers.clear();
+    if (PyRange_Check(rows.ptr())) {
+        read_range(rows, numbers);
+    } else if (const auto found = host_numbers(rows)) {  // upstream's index mapper makes a tensor for each call
+        numbers.assign(found->begin(), found->end());
+    } else {
+        const bool is_tensor = nb::hasattr(rows, "numpy") && nb::hasattr(rows, "data_ptr");
+        numbers = read_integers<std::uint32_t>(is_tensor ? rows.attr("numpy")() : nb::borrow(rows), {"rows"});
+    }
+    return numbers;
 }
 
 }  // namespace
@@ -148,7 +165,7 @@ OffsetWay::OffsetWay(nb::handle dst, nb::handle table, const Device& device)
     : dst_object_(dst),
       table_object_(table),
       dst_(dst, device),
-      table_(read_table(table)),
+      table_(read_table<LiveTable>(table)),
       table_may_move_(nb::hasattr(table, "data_ptr")) {
     if (dst_.pools < table_.pools) {
         throw std::invalid_argument("dst has " + std::to_string(dst_.pools) + " pools, the table " +
@@ -190,20 +207,16 @@ std::shared_ptr<const OffsetWay> LastWay::between(nb::handle dst, nb::handle tab
 }
 
 std::span<const std::uint32_t> read_rows(nb::handle rows, const OffsetStager& stager) {
-    if (PyLong_CheckExact(rows.ptr())) {
-        return stager.first_rows(narrowed<std::uint32_t>(nb::cast<std::int64_t>(rows), {"rows"}));
-    }
-    std::vector<std::uint32_t>& numbers = row_numbers();
-    numbers.clear();
-    if (PyRange_Check(rows.ptr())) {
-        read_range(rows, numbers);
-    } else if (const auto found = host_numbers(rows)) {  // upstream's index mapper makes a tensor for each call
-        numbers.assign(found->begin(), found->end());
-    } else {
-        const bool is_tensor = nb::hasattr(rows, "numpy") && nb::hasattr(rows, "data_ptr");
-        numbers = read_integers<std::uint32_t>(is_tensor ? rows.attr("numpy")() : nb::borrow(rows), {"rows"});
-    }
-    return numbers;
+    return PyLong_CheckExact(rows.ptr())
+               ? stager.first_rows(narrowed<std::uint32_t>(nb::cast<std::int64_t>(rows), {"rows"}))
+               : listed_rows(rows);
+}
+
+void copy_pages(nb::handle table, nb::handle rows, nb::handle own) {
+    const HostTable from = read_table<LiveTable>(table);
+    const HostTable to = read_table<OwnTable>(own);
+    const std::span<const std::uint32_t> numbers = listed_rows(rows);
+    without_gil([&] { kvfix::copy_pages(from, numbers, to); });
 }
 
 }  // namespace kvfix::bindings

@@ -72,4 +72,7 @@ class LastWay {
 // the same thread reads others.
 std::span<const std::uint32_t> read_rows(nanobind::handle rows, const OffsetStager& stager);
 
+// Copies the first planes of these rows of a table into the first rows of `own`, a tensor or array of the caller's.
+void copy_pages(nanobind::handle table, nanobind::handle rows, nanobind::handle own);
+
 }  // namespace kvfix::bindings

@@ -1,6 +1,6 @@
 #include "staging/snapshot_stager.h"
 
-#include "staging/copy_past_caches.h"
+#include "staging/table_rows.h"
 
 namespace kvfix {
 namespace {
@@ -35,36 +35,21 @@ std::uint64_t SnapshotStager::ship(const Shipment& shipment) {
            sizeof(std::int32_t);
 }
 
-// Copies what must leave the live table before ship() returns, row by row of the batch, pool after pool.
-template <class CopyRow>
-void SnapshotStager::gather_rows(const Shipment& shipment, const CopyRow& copy_row) {
-    const std::size_t row_bytes = std::size_t{shipment.width} * sizeof(std::int32_t);
-    std::uint32_t line = 0;
-    for (std::uint32_t pool = 0; pool < shipment.table.pools; ++pool) {
-        for (std::size_t i = 0; i < shipment.rows.size(); ++i) {
-            if (i + 1 < shipment.rows.size()) {
-                fetch_ahead(shipment.table.row(pool, shipment.rows[i + 1], 0), row_bytes);
-            }
-            copy_row(line++, pool, shipment.rows[i]);
-        }
-    }
-    end_copies_past_caches();
-}
-
 void SnapshotStager::ship_final_planes(const Shipment& shipment, StagingSlot& slot) {
     const std::uint32_t width = shipment.width;
     const std::size_t row_bytes = std::size_t{width} * sizeof(std::int32_t);
     auto* const slot_words = static_cast<std::int32_t*>(slot.data());
-    gather_rows(shipment, [&](std::uint32_t line, std::uint32_t pool, std::uint32_t row) {
-        std::int32_t* const out = slot_words + std::size_t{line} * 2 * width;
-        if (config_.layout == OffsetLayout::v2) {
-            expand_row(shipment.table.row(pool, row, 0), width, config_.scale.scale[pool], config_.scale.v_offset[pool],
-                       out);
-        } else {
-            copy_past_caches(out, shipment.table.row(pool, row, 0), row_bytes);
-            copy_past_caches(out + width, shipment.table.row(pool, row, 1), row_bytes);
-        }
-    });
+    for_each_row(shipment.table, shipment.rows, row_bytes,
+                 [&](std::size_t line, std::uint32_t pool, std::uint32_t row) {
+                     std::int32_t* const out = slot_words + line * 2 * width;
+                     if (config_.layout == OffsetLayout::v2) {
+                         expand_row(shipment.table.row(pool, row, 0), width, config_.scale.scale[pool],
+                                    config_.scale.v_offset[pool], out);
+                     } else {
+                         copy_past_caches(out, shipment.table.row(pool, row, 0), row_bytes);
+                         copy_past_caches(out + width, shipment.table.row(pool, row, 1), row_bytes);
+                     }
+                 });
     const std::uintptr_t staged = slot.lend(shipment.stream);
     const std::size_t rows = shipment.rows.size() * 2;
     for (std::uint32_t pool = 0; pool < shipment.table.pools; ++pool) {
@@ -82,9 +67,10 @@ void SnapshotStager::ship_final_planes(const Shipment& shipment, StagingSlot& sl
 void SnapshotStager::ship_pages(const Shipment& shipment, StagingSlot& slot) {
     const std::size_t row_bytes = std::size_t{shipment.width} * sizeof(std::int32_t);
     auto* const slot_words = static_cast<std::int32_t*>(slot.data());
-    gather_rows(shipment, [&](std::uint32_t line, std::uint32_t pool, std::uint32_t row) {
-        copy_past_caches(slot_words + std::size_t{line} * shipment.width, shipment.table.row(pool, row, 0), row_bytes);
-    });
+    for_each_row(shipment.table, shipment.rows, row_bytes,
+                 [&](std::size_t line, std::uint32_t pool, std::uint32_t row) {
+                     copy_past_caches(slot_words + line * shipment.width, shipment.table.row(pool, row, 0), row_bytes);
+                 });
     device_->launch(ExpandRows{.dst = shipment.dst,
                                .staged = reinterpret_cast<const std::int32_t*>(slot.lend_to_kernels(shipment.stream)),
                                .pools = shipment.table.pools,

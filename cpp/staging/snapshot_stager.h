@@ -20,8 +20,6 @@ class SnapshotStager {
     std::shared_ptr<const RingCounters> ring_counters() const { return ring_.counters(); }
 
   private:
-    template <class CopyRow>
-    void gather_rows(const Shipment& shipment, const CopyRow& copy_row);
     void ship_final_planes(const Shipment& shipment, StagingSlot& slot);
     void ship_pages(const Shipment& shipment, StagingSlot& slot);
 

@@ -26,7 +26,7 @@ from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import CopyFilter
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
 from trtllm_kvfix.metrics import flight
-from trtllm_kvfix.native import OffsetLaunch, OffsetStager
+from trtllm_kvfix.native import OffsetLaunch, OffsetStager, copy_pages
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
@@ -45,13 +45,17 @@ class Lot(NamedTuple):
 
 
 def private_lot(table: Any, copy_index: Any) -> Lot:
-    index = copy_index.numpy()
     pools, _, planes, blocks = table.shape
-    rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
-    rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
+    rows = table.new_empty((pools, len(copy_index), planes, blocks), pin_memory=table.is_pinned())
+    copy_pages(table, copy_index, rows)
+    return Lot(rows, counting_from_0(copy_index))
+
+
+def counting_from_0(copy_index: Any) -> Any:
+    """The copy index into rows that lie in their order."""
     order = fresh_pinned(copy_index)
-    order.numpy()[...] = np.arange(len(index))
-    return Lot(rows, order)
+    order.numpy()[...] = np.arange(len(copy_index))
+    return order
 
 
 def keep_until_read(lot: Lot, stream: int) -> None:
@@ -247,11 +251,8 @@ def _private(manager: Any, copy_idx: Any) -> tuple[dict[str, Any], dict[str, Any
     rows in order."""
     live = {name: vars(manager)[name] for name in (TABLE, *SCRATCH) if name in vars(manager)}
     fresh = {name: fresh_pinned(tensor) for name, tensor in live.items()}
-    index = copy_idx.numpy().copy()
-    fresh[TABLE].numpy()[:, : len(index), 0] = live[TABLE].numpy()[:, index, 0]
-    rows = fresh_pinned(copy_idx)
-    rows.numpy()[...] = np.arange(len(index))
-    return live, fresh, rows
+    copy_pages(live[TABLE], copy_idx, fresh[TABLE])
+    return live, fresh, counting_from_0(copy_idx)
 
 
 # DeepSeek-V4's manager ships in methods of its own, by copies: in the newest builds out of the live table, with the
