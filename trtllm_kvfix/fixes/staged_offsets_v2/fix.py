@@ -46,7 +46,7 @@ class Lot(NamedTuple):
 
 def private_lot(table: Any, copy_index: Any) -> Lot:
     pools, _, planes, blocks = table.shape
-    rows = table.new_empty((pools, len(copy_index), planes, blocks), pin_memory=table.is_pinned())
+    rows = table.new_empty((pools, copy_index.shape[0], planes, blocks), pin_memory=table.is_pinned())
     copy_pages(table, copy_index, rows)
     return Lot(rows, counting_from_0(copy_index))
 
@@ -54,7 +54,7 @@ def private_lot(table: Any, copy_index: Any) -> Lot:
 def counting_from_0(copy_index: Any) -> Any:
     """The copy index into rows that lie in their order."""
     order = fresh_pinned(copy_index)
-    order.numpy()[...] = np.arange(len(copy_index))
+    order.numpy()[...] = np.arange(copy_index.shape[0])
     return order
 
 
