@@ -1,12 +1,10 @@
 """Arms that are not what they claim to be, and reports made by hand."""
 
 from dataclasses import replace
-from functools import partial
 
 from trtllm_kvfix.hazards.case import Case, ControlKind, Side
-from trtllm_kvfix.hazards.h2_block_offsets_v2.device import DroppedSnapshot, NextCall, paged
-from trtllm_kvfix.hazards.offsets import ROWS, SHAPE, Rows
-from trtllm_kvfix.native import DeviceArray, PinnedArray
+from trtllm_kvfix.hazards.h2_block_offsets_v2.device import CachingHostAllocator, DroppedSnapshot, NextCall
+from trtllm_kvfix.native import Device, PinnedArray
 from trtllm_kvfix.tools.verify.cases import CASES
 from trtllm_kvfix.tools.verify.report import (
     ArmOutcome,
@@ -19,18 +17,22 @@ from trtllm_kvfix.tools.verify.report import (
 )
 
 
-class RecordedSnapshot(DroppedSnapshot):
-    """Looks like the broken repair, but records the kernel with the allocator, as a copy of the framework would."""
+class Recording(CachingHostAllocator):
+    """Learns of the kernel, as if that recorded itself, and gives none of its blocks to the next call."""
 
-    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
-        snapshot = self.allocator.take(SHAPE, "int32")
-        copy_index = self.allocator.take((ROWS,), "int32")
-        snapshot.array[:, :ROWS] = table.array[:, rows]
-        copy_index.array[:] = range(ROWS)
-        self.gather(snapshot, copy_index, destination, stream)
-        for block in (snapshot, copy_index):
-            self.allocator.record(block, stream)
-            self.allocator.give_back(block)
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._recorded: list[PinnedArray] = []
+
+    def give_back(self, block: PinnedArray) -> None:
+        self._recorded.append(block)  # the kernel still reads it
+
+
+def recorded_snapshot(device: Device, seed: int) -> NextCall:
+    """It looks like the broken repair."""
+    shipper = DroppedSnapshot(device)
+    shipper.allocator = Recording(device)
+    return NextCall(device, seed, shipper)
 
 
 def named(name: str, variant: str | None = None) -> Case:
@@ -44,7 +46,7 @@ def with_build(side: Side, other: Side) -> Side:
 def vacuous() -> Case:
     """A case whose control is secretly safe."""
     case = named("offsets-v2-dropped")
-    return replace(case, control=replace(case.control, build=partial(paged, NextCall, RecordedSnapshot)))
+    return replace(case, control=replace(case.control, build=recorded_snapshot))
 
 
 def unfixed() -> Case:
