@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from trtllm_kvfix import native
 from trtllm_kvfix.hazards.case import Arm, played
+from trtllm_kvfix.hazards.ground import held
 from trtllm_kvfix.staging import on_stream
 
 POOLS, ROWS, PLANES, BLOCKS = SHAPE = (2, 4, 2, 8)
@@ -67,16 +68,6 @@ def trial(build: Callable[[native.Device], Arm], times: int = 1) -> None:
     finally:
         arm.settle()
         arm.close()
-
-
-@contextmanager
-def held(device: native.Device, stream: int) -> Iterator[None]:
-    """Hold the work that is enqueued inside until the block ends."""
-    gate = device.close_gate(stream)
-    try:
-        yield
-    finally:
-        device.open_gate(gate)
 
 
 class Bench:

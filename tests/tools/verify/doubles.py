@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trtllm_kvfix.hazards.case import Case, ControlKind, Side
+from trtllm_kvfix.hazards.case import Case, ControlKind, Lane, Side
 from trtllm_kvfix.hazards.h2_block_offsets_v2.device import CachingHostAllocator, DroppedSnapshot, NextCall
 from trtllm_kvfix.native import Device, PinnedArray
 from trtllm_kvfix.tools.verify.cases import CASES
@@ -11,7 +11,6 @@ from trtllm_kvfix.tools.verify.report import (
     CaseOutcome,
     DeviceInfo,
     Example,
-    LaneOutcome,
     Timeline,
     VerifyReport,
 )
@@ -67,7 +66,7 @@ AT = Timeline(
 )
 
 
-def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[LaneOutcome, ...] | None = None) -> ArmOutcome:
+def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[Lane, ...] | None = None) -> ArmOutcome:
     return ArmOutcome(
         how="how it is done",
         meanwhile="what happens meanwhile",
@@ -76,7 +75,7 @@ def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[LaneOutcome, ...] | 
         corrupt=corrupt,
         pending=pending,
         call_us_median=12.5,
-        lanes=list(lanes or (LaneOutcome(name="stream", work="copy", early=False),)),
+        lanes=list(lanes or (Lane(name="stream", work="copy", early=False),)),
         timeline=AT,
         example=Example(iteration=1, index=[0, 7], expected=11, found=22, words_wrong=5, words=64) if corrupt else None,
     )

@@ -1,27 +1,24 @@
 """All cases, and how one is run: every iteration holds the device, overwrites the source, and lets go."""
 
 import difflib
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from threading import Event, Lock, Thread
 from time import perf_counter_ns
-from types import TracebackType
 
 import numpy as np
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side
+from trtllm_kvfix.hazards.ground import held, let_go_in_time
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
 from trtllm_kvfix.hazards.h5_transfer_order import device as transfer_order
 from trtllm_kvfix.hazards.h9_graph_inputs import device as graph_inputs
 from trtllm_kvfix.hazards.h13_ephemeral_sources import device as ephemeral_sources
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
+from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome, Example, Timeline
 
 CASES: tuple[Case, ...] = (
     *offsets_v1.CASES,
@@ -48,83 +45,6 @@ HELD_S_MAX = 10.0  # an iteration takes well under a millisecond
 
 class StuckBehindGate(KvfixError):
     """The host waited for a stream that only the host could have let go."""
-
-
-class Gates:
-    """Closes one gate at a time. A gate that stays closed for one to two times `held_s_max` is opened, and `open`
-    reports it."""
-
-    def __init__(self, device: Device, held_s_max: float = HELD_S_MAX) -> None:
-        self._device = device
-        self._held_s_max = held_s_max
-        self._lock = Lock()  # guards what follows
-        self._gate: int | None = None
-        self._closed = 0  # gates closed so far
-        self._seen = 0  # and when the watchdog last looked
-        self._forced = False
-        self._stopping = Event()
-        self._watchdog = Thread(target=self._watch, name="kvfix-verify-watchdog", daemon=True)
-
-    def __enter__(self) -> "Gates":
-        self._watchdog.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._watchdog.join()
-
-    @contextmanager
-    def closed(self, stream: int) -> Iterator[None]:
-        """Hold the stream until `open`, at the latest until the block ends: a held stream never drains."""
-        with self._lock:
-            self._gate = self._device.close_gate(stream)
-            self._closed += 1
-        with collecting_nothing():
-            try:
-                yield
-            finally:
-                self.open()
-
-    def open(self) -> None:
-        with self._lock:
-            self._let_go()
-            if self._forced:
-                raise StuckBehindGate(
-                    f"the host waited for a held stream for more than {self._held_s_max:g} s; what it calls must "
-                    "return while the stream is pending. Usual cause: a ring without a free slot, or a driver that "
-                    "waits for every stream"
-                )
-
-    def _let_go(self) -> None:
-        if self._gate is not None:
-            gate, self._gate = self._gate, None
-            self._device.open_gate(gate)
-
-    def look(self) -> None:
-        """One round of the watchdog: open the gate if it was closed in the last round, too."""
-        with self._lock:
-            if self._gate is not None and self._closed == self._seen:
-                self._forced = True
-                self._let_go()
-            self._seen = self._closed
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(self._held_s_max):
-            self.look()
-
-
-@contextmanager
-def collecting_nothing() -> Iterator[None]:
-    """A collection may free memory of an earlier arm, and a driver waits for all streams before it does."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -168,10 +88,9 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
     done: list[Iteration] = []
     try:
         rehearse(arm)
-        with Gates(device) as gates:
-            for number in range(1, iterations + 1):
-                done.append(run_iteration(gates, arm, event, number))
-                on_iteration()
+        for number in range(1, iterations + 1):
+            done.append(run_iteration(arm, event, number))
+            on_iteration()
     finally:
         arm.settle()
         device.destroy_event(event)
@@ -184,7 +103,7 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
         corrupt=sum(one.example is not None for one in done),
         pending=sum(one.pending for one in done),
         call_us_median=median(one.timeline.returned_us - one.timeline.call_us for one in done),
-        lanes=[LaneOutcome(name=lane.name, work=lane.work, early=lane.early) for lane in arm.lanes()],
+        lanes=list(arm.lanes()),
         timeline=typical(done),
         example=next((one.example for one in done if one.example is not None), None),
     )
@@ -200,12 +119,12 @@ def rehearse(arm: Arm) -> None:
     arm.settle()
 
 
-def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
+def run_iteration(arm: Arm, event: int, number: int, held_s_max: float = HELD_S_MAX) -> Iteration:
     device = arm.device
     arm.prepare()
     arm.settle()
-    clock = Stopwatch()
-    with gates.closed(arm.held):
+    with let_go_in_time(held(device, arm.held), held_s_max) as let_go:
+        clock = Stopwatch()
         arm.lead_in()
         call = clock()
         arm.call()
@@ -216,7 +135,11 @@ def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
         disturbed = clock()
         pending = not device.done(event) and arm.waiting()
         opened = clock()
-        gates.open()
+    if let_go.is_set():
+        raise StuckBehindGate(
+            f"the host waited for a held stream for more than {held_s_max:g} s; what it calls must return while the "
+            "stream is pending. Usual cause: a ring without a free slot, or a driver that waits for every stream"
+        )
     arm.wait_held()
     held_done = clock()
     arm.wait_free()

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_kvfix.hazards.case import ControlKind
+from trtllm_kvfix.hazards.case import ControlKind, Lane
 from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.tools.json_model import JsonModel
@@ -64,12 +64,6 @@ class Example(JsonModel):
     words: int
 
 
-class LaneOutcome(JsonModel):
-    name: str
-    work: str
-    early: bool
-
-
 class ArmOutcome(JsonModel):
     how: str
     meanwhile: str
@@ -78,7 +72,7 @@ class ArmOutcome(JsonModel):
     corrupt: int
     pending: int  # iterations in which the work under test was seen pending before the gate was opened
     call_us_median: float
-    lanes: list[LaneOutcome]
+    lanes: list[Lane]
     timeline: Timeline
     example: Example | None
 
@@ -380,7 +374,7 @@ def host_lane(scale: Scale, arm: ArmOutcome) -> Iterator[str]:
         yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), "watch", "waits")
 
 
-def device_lane(scale: Scale, arm: ArmOutcome, lane: LaneOutcome, row: int) -> Iterator[str]:
+def device_lane(scale: Scale, arm: ArmOutcome, lane: Lane, row: int) -> Iterator[str]:
     at = arm.timeline
     kind = "wrong" if arm.corrupt else "right"
     yield label(row, lane.name)
