@@ -13,6 +13,7 @@ from tests.executor.test_block_offsets_v2 import V2 as WITH_V2
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Injected, Place, corruptions, failing
 from tests.fixes.test_staged_offsets_v1 import Scene, by_pool
+from tests.simulated import SHAPE, Bench
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix import native
@@ -23,7 +24,6 @@ from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
 from trtllm_kvfix.fixes.waits import finish
-from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse

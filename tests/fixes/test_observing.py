@@ -10,6 +10,7 @@ import pytest
 from tests.executor.test_admission import overshoots
 from tests.executor.test_graph_inputs import LORA, for_graphs
 from tests.fixes.applied import standing_in
+from tests.simulated import Bench
 from tests.standin.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
 from tests.standin.serving import Server
 from trtllm_kvfix.errors import SettingsError
@@ -18,7 +19,6 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.graph_inputs.fix import ObservedReads
 from trtllm_kvfix.fixes.input_copy_fence.fix import ObservedFence
 from trtllm_kvfix.fixes.token_budget.fix import Preparation
-from trtllm_kvfix.hazards.simulated import Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.registry import Registry
