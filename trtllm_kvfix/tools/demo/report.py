@@ -5,7 +5,6 @@ Nothing is counted here.
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from difflib import SequenceMatcher
 from html import escape
 from io import StringIO
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_kvfix.pages import filled, paragraphs
+from trtllm_kvfix.pages import filled
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.tools.json_model import JsonModel
 
@@ -230,13 +229,14 @@ AGREES_MIN = 4  # letters in a row
 def page(report: DemoReport) -> str:
     return filled(
         __package__,
+        version=report.version,
         subject=report.device,
         headline=headline(report),
-        facts=facts(report),
-        verdict="proven" if report.proven else "failed",
-        conclusion=paragraphs([*complaints(report), conclusion(report)]),
+        facts=(report.device, "its own engine, not TensorRT-LLM"),
+        proven=report.proven,
+        conclusion=[*complaints(report), conclusion(report)],
         sections="\n".join(map(section, report.scenes)),
-        notes=paragraphs(notes(report)),
+        notes=notes(report),
     )
 
 
@@ -247,12 +247,6 @@ def headline(report: DemoReport) -> str:
     if report.proven:
         return f"What users read without the fixes, {where}"
     return f"Not every scene shows what it should, {where}"
-
-
-def facts(report: DemoReport) -> str:
-    written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    shown = (report.device, f"trtllm-kvfix {report.version}", "its own engine, not TensorRT-LLM", written)
-    return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
 
 
 def section(scene: SceneOutcome) -> str:
