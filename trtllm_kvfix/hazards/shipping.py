@@ -1,18 +1,14 @@
 """Block offsets on their way to the device (H1, H2)."""
 
-from typing import Any
-
 import numpy as np
 
-from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.build import FIRST, SECOND, metadata, with_two_batches
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, Table, Unavailable
-from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, manager
+from trtllm_kvfix.hazards.small import ROWS_MAX
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 
 V1, V2 = "KVCacheManager", "KVCacheManagerV2"
-FIRST, SECOND = [1, 2], [3, 4]
-LENGTH = 2 * TOKENS_PER_BLOCK + 6
 
 
 def ships(kind: str, ground: Ground, up: Upstream) -> str | None:
@@ -33,21 +29,14 @@ class _Shipping(Played):
         if cls is None:
             raise Unavailable(f"this TensorRT-LLM has no {kind}")
         self._ground = ground
-        stream = ground.stream()
-        cache = manager(cls, stream)
-        self.stream = getattr(cache, "_stream", stream)
-        ids = FIRST + SECOND
-        if cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
-            raise Unavailable("the cache has no room for four requests")
-        owner = cache if hasattr(cls, "copy_batch_block_offsets") else self._metadata(up, cache)
+        cache, self.stream = with_two_batches(cls, ground)
+        # Where attention's metadata owns the table, it ships.
+        owner = cache if hasattr(cls, "copy_batch_block_offsets") else metadata(up, cache, ground)
         self._owner, self._by_metadata = owner, owner is not cache
         pools = getattr(cache, "num_attention_op_pools", cache.num_pools)
         shape = (pools, ROWS_MAX, 2, cache.max_blocks_per_seq)
         self._output = owner.kv_cache_block_offsets if self._by_metadata else ground.on_device(shape)
         self._seen = ground.pinned(tuple(self._output.shape))
-
-    def _metadata(self, up: Upstream, cache: Any) -> Any:
-        return build.metadata(up, cache, self._ground.lengths([LENGTH] * 2), FIRST, [LENGTH] * 2)
 
     def prepare(self) -> None:
         # Objects of first uses, such as memory and kernels, would wait for the stream that is held.
