@@ -25,7 +25,7 @@ from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixChoices, FixSettings, Settings
 from trtllm_kvfix.settings import load
-from trtllm_kvfix.staging import Mark, on_stream
+from trtllm_kvfix.staging import MovableMark, on_stream
 
 REQUESTS = 24
 V1, V2, FENCE, GRAPHS = "staged-offsets-v1", "staged-offsets-v2", "input-copy-fence", "graph-inputs"
@@ -267,7 +267,7 @@ def test_marks_that_cannot_be_asked_keep_no_table_waiting(monkeypatch: pytest.Mo
 
     bench, fuse = Bench(), Fuse(GRAPHS)
     reads = ObservedReads(fuse)
-    monkeypatch.setattr(Mark, "done", fails)
+    monkeypatch.setattr(MovableMark, "done", fails)
     with on_stream(bench.device, bench.stream), bench.held():
         reads.mark()
         reads.wait()
