@@ -56,6 +56,11 @@ class SceneOutcome(JsonModel):
     control: ChatOutcome
     fixed: ChatOutcome
 
+    @property
+    def pairs(self) -> list[tuple[AnswerRead, AnswerRead]]:
+        """Each answer without the fix, and with it."""
+        return list(zip(self.control.answers, self.fixed.answers, strict=True))
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def shown(self) -> bool:
@@ -133,9 +138,7 @@ def _table(scene: SceneOutcome, letters: int) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("user: prompt\n  should read", "\nreads without the fix", "\nwhose text", "\nwith it"):
         table.add_column(heading, no_wrap=True)
-    fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
-    for answer in chosen(scene):
-        with_it = fixed[answer.user, answer.turn]
+    for answer, with_it in clearest(scene):
         prompt = short(f"{answer.user}: {answer.asked.strip()} …", letters + 2)
         table.add_row(
             Text(f"{prompt}\n  {short(answer.expected, letters)}"),
@@ -154,10 +157,9 @@ def whose_text(answer: AnswerRead) -> str:
     return f"{answer.user}'s" if answer.right else "nobody's"
 
 
-def chosen(scene: SceneOutcome) -> list[AnswerRead]:
-    """The clearest ones: first those with another user's text, then other wrong ones."""
-    order = sorted(scene.control.answers, key=lambda answer: (answer.from_whom is None, answer.right))
-    return order[:SHOWN]
+def clearest(scene: SceneOutcome) -> list[tuple[AnswerRead, AnswerRead]]:
+    """First those with another user's text, then other wrong ones."""
+    return sorted(scene.pairs, key=lambda pair: (pair[0].from_whom is None, pair[0].right))[:SHOWN]
 
 
 def short(text: str, letters: int) -> str:
@@ -250,8 +252,7 @@ def headline(report: DemoReport) -> str:
 
 
 def section(scene: SceneOutcome) -> str:
-    fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
-    rows = "\n".join("".join(row(answer, fixed[answer.user, answer.turn])) for answer in scene.control.answers)
+    rows = "\n".join("".join(row(*pair)) for pair in scene.pairs)
     return (
         f'<section id="{scene.fix}"><h2>{escape(scene.title)}</h2>'
         f"<p>{scene.hazard}, without <code>{scene.fix}</code>. {escape(scene.without)}</p>"

@@ -55,13 +55,14 @@ class Iteration:
 
 
 class Stopwatch:
-    """Microseconds since it was made."""
+    """Notes moments, in microseconds since it was made."""
 
     def __init__(self) -> None:
         self._start = perf_counter_ns()
+        self.noted: dict[str, float] = {}
 
-    def __call__(self) -> float:
-        return (perf_counter_ns() - self._start) / 1000
+    def note(self, moment: str) -> None:
+        self.noted[f"{moment}_us"] = (perf_counter_ns() - self._start) / 1000
 
 
 def run_case(device: Device, case: Case, iterations: int, seed: int, on_iteration: Callable[[], object]) -> CaseOutcome:
@@ -126,35 +127,26 @@ def run_iteration(arm: Arm, event: int, number: int, held_s_max: float = HELD_S_
     with let_go_in_time(held(device, arm.held), held_s_max) as let_go:
         clock = Stopwatch()
         arm.lead_in()
-        call = clock()
+        clock.note("call")
         arm.call()
-        returned = clock()
+        clock.note("returned")
         device.record(event, arm.held)
-        disturb = clock()
+        clock.note("disturb")
         arm.disturb()
-        disturbed = clock()
+        clock.note("disturbed")
         pending = not device.done(event) and arm.waiting()
-        opened = clock()
+        clock.note("opened")
     if let_go.is_set():
         raise StuckBehindGate(
             f"the host waited for a held stream for more than {held_s_max:g} s; what it calls must return while the "
             "stream is pending. Usual cause: a ring without a free slot, or a driver that waits for every stream"
         )
     arm.wait_held()
-    held_done = clock()
+    clock.note("held_done")
     arm.wait_free()
-    done = clock()
+    clock.note("done")
     arm.settle()
-    timeline = Timeline(
-        iteration=number,
-        call_us=call,
-        returned_us=returned,
-        disturb_us=disturb,
-        disturbed_us=disturbed,
-        opened_us=opened,
-        held_done_us=held_done,
-        done_us=done,
-    )
+    timeline = Timeline(iteration=number, **clock.noted)
     return Iteration(timeline, pending, first_wrong(arm.compare(), number))
 
 
