@@ -108,11 +108,10 @@ def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
 
 
 @contextmanager
-def let_go_in_time(held: AbstractContextManager[None], patience_s: float = PATIENCE_S) -> Iterator[threading.Event]:
+def let_go_in_time(held: AbstractContextManager[None]) -> Iterator[threading.Event]:
     """Hold a stream until the block has ended, or has taken too long: then the event says so.
 
-    Another thread releases it then, because this one may be waiting for the stream. Nothing is collected meanwhile: a
-    driver waits for all streams before it frees memory.
+    Another thread releases it then, because this one may be waiting for the stream.
     """
     too_late, holding = threading.Event(), ExitStack()
 
@@ -120,17 +119,26 @@ def let_go_in_time(held: AbstractContextManager[None], patience_s: float = PATIE
         too_late.set()
         holding.close()
 
-    watchdog = threading.Timer(patience_s, let_go)
+    watchdog = threading.Timer(PATIENCE_S, let_go)
     watchdog.daemon = True
+    with collecting_nothing():
+        holding.enter_context(held)
+        watchdog.start()
+        try:
+            yield too_late
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+            holding.close()
+
+
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """A collection may free memory, and a driver waits for all streams before it does."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        holding.enter_context(held)
-        watchdog.start()
-        yield too_late
+        yield
     finally:
-        watchdog.cancel()
-        watchdog.join()
-        holding.close()
         if collects:
             gc.enable()

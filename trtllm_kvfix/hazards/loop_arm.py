@@ -52,6 +52,9 @@ class LoopArm(Arm):
         self.steps = self.random.integers(1, 1 << 32, (2, *self.table.shape), np.uint32)
 
     def disturb(self) -> None:
+        if not self.next_waits:
+            self.write_next()
+            return
         self._blocked.clear()
         self._next = self._loop.submit(self._on_stream, self.write_next)
         self._next.add_done_callback(lambda _: self._blocked.set())

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from trtllm_kvfix.hazards.ground import held, let_go_in_time
-from trtllm_kvfix.hazards.h1_block_offsets_v1.device import InPlace, RefilledTable
 from trtllm_kvfix.native import Device, open_device
-from trtllm_kvfix.tools.verify.cases import StuckBehindGate, run_iteration
+from trtllm_kvfix.tools.verify.cases import Gates, StuckBehindGate
 
 
 @pytest.fixture
@@ -25,38 +24,54 @@ def stream(device: Device) -> Iterator[int]:
 
 def test_a_gate_holds_until_its_block_ends(device: Device, stream: int) -> None:
     event = device.create_event()
-    with let_go_in_time(held(device, stream), 60) as let_go:
-        device.record(event, stream)
-        assert not device.done(event)
-    device.synchronize(stream)
+    with Gates(device) as gates:
+        with gates.closed(stream):
+            device.record(event, stream)
+            assert not device.done(event)
+        device.synchronize(stream)
     assert device.done(event)
-    assert not let_go.is_set()
     device.destroy_event(event)
 
 
 def test_a_gate_is_opened_at_the_end_of_its_block_even_by_an_error(device: Device, stream: int) -> None:
-    with pytest.raises(ZeroDivisionError), let_go_in_time(held(device, stream), 60):
-        raise ZeroDivisionError
-    device.synchronize(stream)
+    with Gates(device) as gates:
+        with pytest.raises(ZeroDivisionError), gates.closed(stream):
+            raise ZeroDivisionError
+        device.synchronize(stream)
 
 
 def test_the_watchdog_opens_a_gate_that_the_host_waits_behind(device: Device, stream: int) -> None:
-    with let_go_in_time(held(device, stream), 0.02) as let_go:
+    with (
+        Gates(device, held_s_max=0.02) as gates,
+        pytest.raises(StuckBehindGate, match=r"for more than 0\.02 s"),
+        gates.closed(stream),
+    ):
         device.synchronize(stream)  # only the watchdog can end this
-    assert let_go.is_set()
 
 
-class Waiting(RefilledTable):
-    def disturb(self) -> None:
-        self.device.synchronize(self.held)
+def hold(gates: Gates, stream: int, *, looks: int) -> None:
+    with gates.closed(stream):
+        for _ in range(looks):
+            gates.look()
 
 
-def test_an_iteration_that_waits_for_its_own_stream_is_stuck(device: Device) -> None:
-    arm, event = Waiting(device, 0, InPlace(device)), device.create_event()
-    with pytest.raises(StuckBehindGate, match=r"for more than 0\.02 s"):
-        run_iteration(arm, event, 1, held_s_max=0.02)
-    device.destroy_event(event)
-    arm.close()
+def test_two_gates_one_after_the_other_are_not_taken_for_one(device: Device, stream: int) -> None:
+    gates = Gates(device)
+    for _ in range(3):
+        hold(gates, stream, looks=1)
+    with pytest.raises(StuckBehindGate):
+        hold(gates, stream, looks=2)
+
+
+def test_a_stream_that_a_loop_waits_for_is_let_go_in_time(device: Device, stream: int) -> None:
+    with let_go_in_time(held(device, stream)) as let_go:
+        assert not let_go.is_set()
+        device.synchronize(stream)  # only the other thread can end this
+        assert let_go.is_set()
+    with pytest.raises(ZeroDivisionError), let_go_in_time(held(device, stream)) as let_go:
+        raise ZeroDivisionError
+    device.synchronize(stream)
+    assert not let_go.is_set()
 
 
 class Freed:
@@ -73,7 +88,7 @@ def test_nothing_is_collected_behind_a_gate(device: Device, stream: int) -> None
     thresholds = gc.get_threshold()
     gc.set_threshold(10)
     try:
-        with let_go_in_time(held(device, stream)):
+        with Gates(device, held_s_max=0.5) as gates, gates.closed(stream):
             Freed(device, stream)
             assert [[] for _ in range(100)]  # enough for a collection
     finally:

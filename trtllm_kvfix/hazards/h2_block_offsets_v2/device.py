@@ -109,17 +109,39 @@ class FreedRow(PageTable):
         self.table.array[:, self.batches[0][0], 0] = self.pages(1)[:, 0]
 
 
+class Gather:
+    """Launches upstream's kernel, which reads both the table and the copy index when it runs."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def gather(self, table: PinnedArray, copy_index: PinnedArray, destination: DeviceArray, stream: int) -> None:
+        self.device.gather_host_rows(destination, table, copy_index, ROWS, BLOCKS, SCALE, V_OFFSET, stream)
+
+    def close(self) -> None:
+        """Nothing is owned here but memory, which goes with its object."""
+
+
+class LiveGather(Gather):
+    """Upstream: the kernel reads the live table, and a copy index that every call writes into the same buffer."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.copy_index = device.pinned((ROWS,), "int32")
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        self.copy_index.array[:] = rows
+        self.gather(table, self.copy_index, destination, stream)
+
+
 Launch: TypeAlias = Callable[..., None]
 
 
-class LiveGather:
-    """Upstream: the kernel reads the live table, and a copy index that every call writes into the same buffer.
+class ProtectedLaunch(Gather):
+    """The same launch with a fix around it. `LiveGather` is what it does alone, without Python around it."""
 
-    `around` puts a fix around the launch.
-    """
-
-    def __init__(self, device: Device, around: Callable[[Launch], Launch] = lambda launch: launch) -> None:
-        self.device = device
+    def __init__(self, around: Callable[[Launch], Launch], device: Device) -> None:
+        super().__init__(device)
         self._launch = around(self.kernel)
         self._tables: dict[int, HostTensor] = {}  # by address
         self.copy_index, self.scales, self.offsets = (
@@ -141,33 +163,27 @@ class LiveGather:
         with on_stream(self.device, stream):
             self._launch(live, DeviceTensor(destination), self.copy_index, self.scales, self.offsets, stream)
 
-    def close(self) -> None:
-        """Nothing is owned here but memory, which goes with its object."""
-
 
 def self_test(around: Callable[[Launch], Launch]) -> None:
     """Twice each: the first time that a fix sees a table, it may do other things than from then on."""
     for scenario in (NextCall, FreedRow):
-        trial(lambda device, kind=scenario: kind(device, 0, LiveGather(device, around)), times=2)  # type: ignore[misc]
+        trial(lambda device, kind=scenario: kind(device, 0, ProtectedLaunch(around, device)), times=2)  # type: ignore[misc]
 
 
-class DroppedSnapshot:
+class DroppedSnapshot(Gather):
     """The obvious repair: fresh pinned buffers for every call, dropped when it returns, as Python does."""
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        super().__init__(device)
         self.allocator = CachingHostAllocator(device)
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         snapshot, copy_index = self.allocator.take(SHAPE), self.allocator.take((ROWS,))
         snapshot.array[:, :ROWS] = table.array[:, rows]
         copy_index.array[:] = range(ROWS)
-        self.device.gather_host_rows(destination, snapshot, copy_index, ROWS, BLOCKS, SCALE, V_OFFSET, stream)
+        self.gather(snapshot, copy_index, destination, stream)
         self.allocator.give_back(snapshot)
         self.allocator.give_back(copy_index)
-
-    def close(self) -> None:
-        """Nothing is owned here but memory, which goes with its object."""
 
 
 v2 = partial(cases, "H2", layout="v2", index_scales=SCALE, kv_offset=V_OFFSET)

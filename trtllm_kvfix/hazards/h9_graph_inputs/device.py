@@ -39,6 +39,36 @@ class Graph:
         self._device.destroy_graph(self._captured)
 
 
+class Steps(LoopArm):
+    """Upstream: every step fills the table in place and replays the graph; nothing lies between two steps."""
+
+    next_waits = False
+
+    def __init__(self, device: Device, seed: int) -> None:
+        super().__init__(device, seed, SHAPE)
+        self.graph = Graph(device, self.table, self.seen)
+
+    def lanes(self) -> tuple[Lane, ...]:
+        return Lane("stream", "replay"), Lane("next step", "fills the table", early=not self.next_waits)
+
+    def call(self) -> None:
+        self.fill(0)
+        self.replay()
+
+    def write_next(self) -> None:
+        self.fill(1)
+
+    def fill(self, step: int) -> None:
+        self.graph.write(self.steps[step])
+
+    def replay(self) -> None:
+        self.graph.replay(self.held)
+
+    def close(self) -> None:
+        self.graph.close()
+        super().close()
+
+
 class ReplayProtection(Protocol):
     """A fix that knows when the replays that read a table are over."""
 
@@ -47,44 +77,31 @@ class ReplayProtection(Protocol):
     def replaying(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
 
 
-class Nothing:
-    """Upstream: nothing lies between two steps."""
+class FencedSteps(Steps):
+    """The fix itself: an event behind each replay, and a table that is filled behind that event."""
 
-    def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return original
-
-    writing = replaying = handing_out
-
-
-class Steps(LoopArm):
-    """Every step fills the table in place and replays the graph."""
+    next_waits = True
 
     def __init__(self, build: Callable[[], ReplayProtection], device: Device, seed: int) -> None:
-        super().__init__(device, seed, SHAPE)
-        self.graph, protection = Graph(device, self.table, self.seen), build()
-        self.next_waits = build is not Nothing
-        protection.handing_out(lambda _graph: self.table)(self.graph)
-        self._fill: Callable[..., None] = protection.writing(Graph.write)
-        self._replay: Callable[..., None] = protection.replaying(lambda *_: self.graph.replay(self.held))
-
-    def lanes(self) -> tuple[Lane, ...]:
-        return Lane("stream", "replay"), Lane("next step", "fills the table", early=not self.next_waits)
+        super().__init__(device, seed)
+        fence = build()
+        fence.handing_out(lambda _graph: self.table)(self.graph)
+        self._fill: Callable[..., None] = fence.writing(Graph.write)
+        self._replay: Callable[..., None] = fence.replaying(lambda *_: self.graph.replay(self.held))
 
     def call(self) -> None:
         with self.stream_is_current():
-            self._fill(self.graph, self.steps[0])
-            self._replay(None, "key", {"lora_params": {"cuda_graph_params": self.graph}})
+            super().call()
 
-    def write_next(self) -> None:
-        self._fill(self.graph, self.steps[1])
+    def fill(self, step: int) -> None:
+        self._fill(self.graph, self.steps[step])
 
-    def close(self) -> None:
-        self.graph.close()
-        super().close()
+    def replay(self) -> None:
+        self._replay(None, "key", {"lora_params": {"cuda_graph_params": self.graph}})
 
 
 def self_test(build: Callable[[], ReplayProtection]) -> None:
-    trial(lambda device: Steps(build, device, 0))
+    trial(lambda device: FencedSteps(build, device, 0))
 
 
 def case(build: Callable[[], ReplayProtection]) -> Case:
@@ -96,13 +113,13 @@ def case(build: Callable[[], ReplayProtection]) -> Case:
         call="step A fills the table, and the graph that copies it is replayed",
         control_kind=ControlKind.UPSTREAM,
         control=Side(
-            partial(Steps, Nothing),
+            Steps,
             how="As upstream: a captured copy reads the persistent pinned table at each replay, by its address.",
             meanwhile="step B has filled the same table",
             effect="the replay of step A runs and finds step B",
         ),
         fixed=Side(
-            partial(Steps, build),
+            partial(FencedSteps, build),
             how="An event lies behind the replay, and a step that fills the table waits for it (fix graph-inputs).",
             meanwhile="step B is about to fill the same table, and waits",
             effect="the replay of step A runs and finds step A; then step B fills the table",
