@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from measure import REPOSITORY, RESULTS, Row, Summary, pin_to_one_core, quiet_garbage_collector, report
 
+from tests.simulated import Bench
 from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
 from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
-from trtllm_kvfix.hazards.simulated import Bench
 from trtllm_kvfix.staging import on_stream
 
 CALLS = 100  # few, so that some batches meet no other process

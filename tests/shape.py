@@ -166,8 +166,14 @@ def figures() -> dict[str, int]:
 
 # Files of source by the folders that they are in, and those below that are not meant.
 PYTHON, CPP = (".py",), (".cc", ".cu", ".cuh", ".def", ".h")
+SHOWS_HAZARDS = (
+    f"{PACKAGE}/hazards/",
+    *(f"{PACKAGE}/tools/{command}" for command in ("verify/", "selfcheck/", "demo/", "reproduce.py")),
+)
 SIZED: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "product, Python": (PYTHON, (f"{PACKAGE}/",), ()),
+    "of it, what shows hazards": (PYTHON, SHOWS_HAZARDS, ()),
+    "of it, the engine below `demo`": (PYTHON, (f"{PACKAGE}/engine/",), ()),
     "product, C++": (CPP, ("cpp/",), ("cpp/tests/", "cpp/fuzz/")),
     "tests and rigs": (PYTHON + CPP, ("tests/", "integration/", "bench/", "cpp/tests/", "cpp/fuzz/"), ()),
     "hostrace": (PYTHON + CPP, ("watch/src/", "watch/cpp/"), ("watch/cpp/tests/",)),

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 
 from trtllm_kvfix import native  # noqa: E402  not there where the module is skipped
 from trtllm_kvfix.native import OffsetStager  # noqa: E402
-from trtllm_kvfix.staging import Mark  # noqa: E402
+from trtllm_kvfix.staging import MovableMark  # noqa: E402
 
 LIMIT_S = 60
 BYTES = 1 << 20
@@ -98,7 +98,7 @@ def test_staging_goes_on_while_another_thread_captures(mode: str, lent: bool) ->
 def test_events_memory_and_waits_go_on_while_another_thread_captures() -> None:
     device = native.open_device("cuda")
     stream = device.create_stream()
-    mark = Mark(device, stream)
+    mark = MovableMark(device, stream)
 
     def use() -> None:
         for _ in range(100):

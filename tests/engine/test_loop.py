@@ -13,7 +13,7 @@ from trtllm_kvfix.engine.machine import Machine, open_machine
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import DeviceError, unplug
-from trtllm_kvfix.staging import Mark
+from trtllm_kvfix.staging import MovableMark
 from trtllm_kvfix.tools.bench.runs import random_model
 
 MODEL = random_model(0, positions=LENGTH_MAX, vocabulary=VOCABULARY)
@@ -146,7 +146,7 @@ def test_no_save_is_waited_for_behind_a_held_step(machine: Machine, monkeypatch:
     engine = Engine(machine, MODEL, replace(TIGHT, tier="connector"))
     cache, could_begin = engine.cache, list[bool]()
     machine.hold()
-    begin = Mark(machine.device, machine.stream)
+    begin = MovableMark(machine.device, machine.stream)
     begin.record()
     assert not begin.done()
 

@@ -31,13 +31,13 @@ class Planted:
 
 
 @dataclass(frozen=True)
-class Place:
+class Fault:
     """`name` is dotted and begins below the package; where it is something that upstream's stand-in uses as well, such
     as a native device, the fault is in our calls alone."""
 
     name: str
     variant: str
-    traffic: "Callable[[Place], object]"
+    traffic: "Callable[[Fault], object]"
     llm_args: dict[str, Any] = field(default_factory=dict, compare=False)
     draft: bool = False  # stall the draft model's copies; upstream's own fence covers the target's
     stands_down: bool = True  # where the place is come by often enough
@@ -77,17 +77,17 @@ def failing(name: str, *, always: bool) -> Iterator[Planted]:
         yield planted
 
 
-def serve(place: Place) -> None:
+def serve(place: Fault) -> None:
     """Traffic under a stall; every block offset that attention saw is that of its request."""
     for corruption in corruptions(place):
         assert corruption.what != "block offsets", corruption
 
 
-def serve_with_every_buffer_right(place: Place) -> None:
+def serve_with_every_buffer_right(place: Fault) -> None:
     assert corruptions(place) == []
 
 
-def corruptions(place: Place) -> list[Any]:
+def corruptions(place: Fault) -> list[Any]:
     server = Server(place.llm_args)
     with server.stall(draft=place.draft) as stall:
         responses = server.serve(server.workload(REQUESTS))
@@ -98,7 +98,7 @@ def corruptions(place: Place) -> list[Any]:
 
 
 @contextmanager
-def attributes_of(place: Place) -> Iterator[None]:
+def attributes_of(place: Fault) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in place.attributes:
             stack.enter_context(mock.patch(f"{OURS}.{name}", value))

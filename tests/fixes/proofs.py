@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from trtllm_kvfix.fix_ids import room_of
 
 
@@ -21,8 +21,8 @@ def broken_of(fix_id: str) -> Broken:
     return broken
 
 
-def places_of(fix_id: str) -> tuple[Place, ...]:
-    places: tuple[Place, ...] = _tests_of(fix_id).PLACES
+def places_of(fix_id: str) -> tuple[Fault, ...]:
+    places: tuple[Fault, ...] = _tests_of(fix_id).PLACES
     return places
 
 

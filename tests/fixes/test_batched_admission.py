@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixes.budget_loop import ResourceManager
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, UniqueToken, context
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken
 from tests.standin.admissions import EVAPORATION, fill_for_evaporation
 from tests.standin.serving import Server
@@ -245,7 +245,7 @@ ROOM = "fixes.batched_admission.fix"
 BROKEN = Broken(f"{ROOM}.line_up", lambda *_: None)
 
 
-def admit_what_evaporates(place: Place) -> None:
+def admit_what_evaporates(place: Fault) -> None:
     """A batch has room for both prompts whole, so either order serves them; the better one finds twice as much."""
     server = Server({**EVAPORATION, "max_num_tokens": 128})
     requests = fill_for_evaporation(server)
@@ -254,7 +254,7 @@ def admit_what_evaporates(place: Place) -> None:
     assert sum(request.prepopulated_prompt_len for request in requests) in (20, 40), place
 
 
-def admit_pairs(place: Place) -> None:
+def admit_pairs(place: Fault) -> None:
     """The question that a request alone does not ask fails as often in a row as the fix allows."""
     admit_what_evaporates(place)
     server = Server({**EVAPORATION, "max_num_tokens": 128})
@@ -265,9 +265,9 @@ def admit_pairs(place: Place) -> None:
 
 
 PLACES = (
-    *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates) for name in ("Contexts", "main_v1_manager")),
-    *(Place(f"{ROOM}.{name}", "B", admit_pairs) for name in ("cached_tokens", "_least_first")),
+    *(Fault(f"{ROOM}.{name}", "B", admit_what_evaporates) for name in ("Contexts", "main_v1_manager")),
+    *(Fault(f"{ROOM}.{name}", "B", admit_pairs) for name in ("cached_tokens", "_least_first")),
     # Only where the order changes, once here; what is measured comes after the advice, which succeeds.
-    *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates, stands_down=False)
+    *(Fault(f"{ROOM}.{name}", "B", admit_what_evaporates, stands_down=False)
       for name in ("line_up", "replace_contexts", "measure")),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.applied import applied, standing_in
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.serving import Server
 from trtllm_kvfix.overlay import fuse
@@ -166,7 +166,7 @@ BROKEN = Broken(f"{ROOM}.fix.ComputedBlocks.storing", as_it_was)
 SEEDS = count(10)
 
 
-def cancel_and_ask_again(_: Place) -> None:
+def cancel_and_ask_again(_: Fault) -> None:
     assert corrupt_after_a_cancellation(next(SEEDS)) == []
 
 
@@ -174,8 +174,8 @@ PLACES = tuple(
     place
     for variant in ("A", "B", "B2")
     for place in (
-        Place(f"{ROOM}.fix._held_back", variant, cancel_and_ask_again),
+        Fault(f"{ROOM}.fix._held_back", variant, cancel_and_ask_again),
         # Once for each prompt that is computed to its end, with calls in between that succeed.
-        Place(f"{ROOM}.fix.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
+        Fault(f"{ROOM}.fix.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
     )
 )

@@ -12,7 +12,7 @@ import pytest
 
 from tests.executor.test_concurrent_pins import Scene
 from tests.fixes.applied import applied, standing_in
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken, as_it_was
 from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins import fix as turns
@@ -233,7 +233,7 @@ class Plain:
             self._lock.acquire()
 
 
-def pin_from_two_threads(place: Place) -> None:
+def pin_from_two_threads(place: Fault) -> None:
     """A second thread pins while the first has read a count and not written it."""
     del place
     scene = Scene()
@@ -265,7 +265,7 @@ QUICK = (
 )
 
 PLACES = (
-    Place("native.TurnLock.acquire", "C", pin_from_two_threads, attributes=QUICK),
-    Place("native.TurnLock.release", "C", pin_from_two_threads, at_once=True, attributes=QUICK),
-    Place("metrics.counters.pins", "C", pin_from_two_threads, stands_down=False, attributes=QUICK),
+    Fault("native.TurnLock.acquire", "C", pin_from_two_threads, attributes=QUICK),
+    Fault("native.TurnLock.release", "C", pin_from_two_threads, at_once=True, attributes=QUICK),
+    Fault("metrics.counters.pins", "C", pin_from_two_threads, stands_down=False, attributes=QUICK),
 )

@@ -11,8 +11,9 @@ import pytest
 
 from tests.executor.test_block_offsets_v2 import V2 as WITH_V2
 from tests.fixes.applied import applied, standing_in
-from tests.fixes.faults import Injected, Place, corruptions, failing
+from tests.fixes.faults import Fault, Injected, corruptions, failing
 from tests.fixes.test_staged_offsets_v1 import Scene, by_pool
+from tests.simulated import SHAPE, Bench
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix import native
@@ -23,7 +24,6 @@ from trtllm_kvfix.fixes.nixl_listener.fix import without_listener
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import StagedOffsetsV2
 from trtllm_kvfix.fixes.waits import finish
-from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse
@@ -39,17 +39,17 @@ def as_it_came(self: Any, source: Any, non_blocking: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("fix_id", "place", "fallback", "unsafe"),
     [
-        ("staged-offsets-v1", Place(f"{V1}.fix._destination", "C", corruptions),
+        ("staged-offsets-v1", Fault(f"{V1}.fix._destination", "C", corruptions),
          f"{V1}.destination._Blocking.copy_", as_it_came),
-        ("staged-offsets-v2", Place(f"{V2}.fix.is_on_device", "C", corruptions, WITH_V2),
+        ("staged-offsets-v2", Fault(f"{V2}.fix.is_on_device", "C", corruptions, WITH_V2),
          f"{V2}.fix.finish", lambda *_: None),
-        ("input-copy-fence", Place("fixes.input_copy_fence.fix.InputFence.record", "C", corruptions),
+        ("input-copy-fence", Fault("fixes.input_copy_fence.fix.InputFence.record", "C", corruptions),
          "fixes.input_copy_fence.fix.finish", lambda *_: None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_fallback_that_does_not_wait_corrupts(
-    fix_id: str, place: Place, fallback: str, unsafe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    fix_id: str, place: Fault, fallback: str, unsafe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with standing_in(place.variant), failing(place.name, always=True), applied([fix_id]):
         assert [each for each in corruptions(place) if each.what == "block offsets"] == []

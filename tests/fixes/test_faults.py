@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 
 from tests.fixes.applied import applied, standing_in
-from tests.fixes.faults import Place, attributes_of, failing
+from tests.fixes.faults import Fault, attributes_of, failing
 from tests.fixes.proofs import places_of
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fix_ids import FIX_IDS
@@ -21,7 +21,7 @@ EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id in FIX_I
 
 
 @contextmanager
-def build(place: Place) -> Iterator[None]:
+def build(place: Fault) -> Iterator[None]:
     if not place.nixl:
         with standing_in(place.variant):
             yield
@@ -34,7 +34,7 @@ def build(place: Place) -> Iterator[None]:
 
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
 @pytest.mark.parametrize(("fix_id", "place"), EVERY)
-def test_a_fault_ends_nothing_and_is_seen(fix_id: str, place: Place, always: bool) -> None:
+def test_a_fault_ends_nothing_and_is_seen(fix_id: str, place: Fault, always: bool) -> None:
     before = counters.fix_faults.by_fix().get(fix_id, 0.0)
     with (
         build(place),

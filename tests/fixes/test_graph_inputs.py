@@ -10,14 +10,14 @@ import pytest
 
 from tests.executor.test_graph_inputs import HANDS_TABLES_TO_GRAPHS, LORA, serve
 from tests.fixes.applied import applied, standing_in
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken
 from tests.fixes.replay_loop import Loop
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.graph_inputs.fix import ID, Reads
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.staging import Mark, on_stream
+from trtllm_kvfix.staging import MovableMark, on_stream
 
 NO_LORA: dict[str, Any] = {}
 
@@ -110,7 +110,7 @@ def test_another_engines_tables_are_not_waited_for(loop: Loop) -> None:
 def test_tables_that_no_graph_was_handed_cost_no_event(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without LoRA on experts, `get_moe_slot_inputs` has nothing to give or is not called."""
     tables = loop.tables(handed_out=False)
-    monkeypatch.setattr(Mark, "record", None)
+    monkeypatch.setattr(MovableMark, "record", None)
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables)
     loop.require_write_at_once(tables, 1)
@@ -138,7 +138,7 @@ def test_without_a_mark_the_whole_stream_is_awaited(loop: Loop, monkeypatch: pyt
     tables = loop.tables()
     gate = loop.device.close_gate(loop.stream)
     with monkeypatch.context() as patch:
-        patch.setattr(Mark, "record", broken)
+        patch.setattr(MovableMark, "record", broken)
         loop.replay(tables)
     loop.require_write_waits(tables, gate)
     assert fuse.of(ID).faults == 1
@@ -146,7 +146,7 @@ def test_without_a_mark_the_whole_stream_is_awaited(loop: Loop, monkeypatch: pyt
 
 def test_where_the_wait_fails_the_whole_stream_is_awaited(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = loop.tables()
-    monkeypatch.setattr(Mark, "wait", broken)
+    monkeypatch.setattr(MovableMark, "wait", broken)
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables)
     loop.require_write_waits(tables, gate)
@@ -165,7 +165,7 @@ def test_after_repeated_faults_it_stands_down_to_the_wait_for_the_stream(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = loop.tables()
-    monkeypatch.setattr(Mark, "record", broken)
+    monkeypatch.setattr(MovableMark, "record", broken)
     for number in range(fuse.IN_A_ROW_MAX):
         loop.replay(tables)
         loop.write(tables, number)
@@ -183,7 +183,7 @@ def test_a_wait_that_succeeds_makes_the_next_fault_the_first_in_a_row(
     tables = loop.tables()
     for number in range(fuse.IN_A_ROW_MAX):
         with monkeypatch.context() as patch:
-            patch.setattr(Mark, "record", broken)
+            patch.setattr(MovableMark, "record", broken)
             loop.replay(tables)
         loop.write(tables, number)
         loop.replay(tables)
@@ -276,14 +276,14 @@ ROOM = "fixes.graph_inputs"
 BROKEN = Broken(f"{ROOM}.fix.Reads.wait", lambda *_: None)
 
 
-def replay_graphs(_: Place) -> None:
+def replay_graphs(_: Fault) -> None:
     server = Server(LORA)
     assert serve(server) > 0
     assert [*server.witness.corrupt("lora slots"), *server.witness.corrupt("lora weights")] == []
 
 
 PLACES = tuple(
-    Place(f"{ROOM}.fix.{name}", variant, replay_graphs)
+    Fault(f"{ROOM}.fix.{name}", variant, replay_graphs)
     for variant in HANDS_TABLES_TO_GRAPHS
-    for name in ("_params_in", "current_place", "Mark", "Mark.record", "Mark.wait", "wait_for")
+    for name in ("_params_in", "current_place", "MovableMark", "MovableMark.record", "MovableMark.wait", "wait_for")
 )

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.fixes.faults import Place, serve_with_every_buffer_right
+from tests.fixes.faults import Fault, serve_with_every_buffer_right
 from tests.fixes.proofs import Broken
 from trtllm_kvfix import native
 from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
@@ -155,9 +155,12 @@ BROKEN = Broken(f"{MECHANISM}.InputFence.wait", lambda *_: None)
 
 CALLS = (
     *(f"{MECHANISM}.InputFence.{name}" for name in ("record", "_due", "_marks")),
-    *(f"{MECHANISM}.{name}" for name in ("Mark", "Mark.record", "Mark.wait", "wait_for", "current_place")),
+    *(
+        f"{MECHANISM}.{name}"
+        for name in ("MovableMark", "MovableMark.record", "MovableMark.wait", "wait_for", "current_place")
+    ),
     *(f"native.Device.{name}" for name in ("create_event", "record", "done", "wait")),
     "metrics.counters.fence_waits",
 )
 
-PLACES = tuple(Place(name, variant, serve_with_every_buffer_right) for variant in ("A", "B", "C") for name in CALLS)
+PLACES = tuple(Fault(name, variant, serve_with_every_buffer_right) for variant in ("A", "B", "C") for name in CALLS)

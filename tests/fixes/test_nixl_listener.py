@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.applied import applied
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.nixl_listener.fix import FIX
@@ -73,7 +73,7 @@ def test_its_agents_do_without_a_listener_and_others_keep_theirs() -> None:
 BROKEN = Broken("fixes.nixl_listener.fix.without_listener", as_it_was)
 
 
-def configure(place: Place) -> None:
+def configure(place: Fault) -> None:
     """Configures as the adapter does. If our code fails, upstream gets its arguments unchanged."""
     nixl = import_module("nixl")
     scope = {"__name__": NIXL_ADAPTERS[0], "nixl_agent_config": nixl.nixl_agent_config}
@@ -82,4 +82,4 @@ def configure(place: Place) -> None:
     assert made[0].enable_listen, f"{place} was never come by"
 
 
-PLACES = (Place("fixes.nixl_listener.fix._switched_off", "C", configure, nixl=True),)
+PLACES = (Fault("fixes.nixl_listener.fix._switched_off", "C", configure, nixl=True),)

@@ -10,6 +10,7 @@ import pytest
 from tests.executor.test_admission import overshoots
 from tests.executor.test_graph_inputs import LORA, for_graphs
 from tests.fixes.applied import standing_in
+from tests.simulated import Bench
 from tests.standin.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
 from tests.standin.serving import Server
 from trtllm_kvfix.errors import SettingsError
@@ -18,14 +19,13 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.graph_inputs.fix import ObservedReads
 from trtllm_kvfix.fixes.input_copy_fence.fix import ObservedFence
 from trtllm_kvfix.fixes.token_budget.fix import Preparation
-from trtllm_kvfix.hazards.simulated import Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixChoices, FixSettings, Settings
 from trtllm_kvfix.settings import load
-from trtllm_kvfix.staging import Mark, on_stream
+from trtllm_kvfix.staging import MovableMark, on_stream
 
 REQUESTS = 24
 V1, V2, FENCE, GRAPHS = "staged-offsets-v1", "staged-offsets-v2", "input-copy-fence", "graph-inputs"
@@ -267,7 +267,7 @@ def test_marks_that_cannot_be_asked_keep_no_table_waiting(monkeypatch: pytest.Mo
 
     bench, fuse = Bench(), Fuse(GRAPHS)
     reads = ObservedReads(fuse)
-    monkeypatch.setattr(Mark, "done", fails)
+    monkeypatch.setattr(MovableMark, "done", fails)
     with on_stream(bench.device, bench.stream), bench.held():
         reads.mark()
         reads.wait()

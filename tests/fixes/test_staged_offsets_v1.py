@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fixes.faults import Place, serve
+from tests.fixes.faults import Fault, serve
 from tests.fixes.proofs import Broken
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
@@ -193,6 +193,6 @@ CALLS = (
 )
 
 PLACES = (
-    *(Place(name, variant, serve) for variant in ("A", "B", "C") for name in CALLS),
-    Place(f"{ROOM}.destination.StagedDestination.flush", "C", serve, attributes=(("staging.stagers.POOLS_MAX", 0),)),
+    *(Fault(name, variant, serve) for variant in ("A", "B", "C") for name in CALLS),
+    Fault(f"{ROOM}.destination.StagedDestination.flush", "C", serve, attributes=(("staging.stagers.POOLS_MAX", 0),)),
 )

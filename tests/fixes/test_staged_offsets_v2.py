@@ -8,7 +8,7 @@ import pytest
 
 from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.fixes.applied import applied, standing_in
-from tests.fixes.faults import Place, serve
+from tests.fixes.faults import Fault, serve
 from tests.fixes.proofs import Broken
 from trtllm_kvfix.fixes.staged_offsets_v2.fix import ID, LAUNCH, StagedLaunch
 from trtllm_kvfix.native import OffsetStager
@@ -198,14 +198,14 @@ WIDE = (
 )
 
 PLACES = (
-    *(Place(name, "B", serve, V2) for name in (*CALLS, *UNSCALED)),
-    *(Place(name, "C", serve, V2) for name in CALLS),
-    *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in CALLS),
-    Place("staging.stagers.Stagers.of", "B", serve, V2),
-    Place("staging.stagers.Stagers.of_lasting", "C", serve, V2),
-    Place(f"{ROOM}.fix.v2", "C", serve, V2),
-    Place(f"{ROOM}.copy_filter.CopyFilter.forget", "F", serve, V2 | DRAFTING, draft=True, stands_down=False),
-    *(Place(name, variant, serve, V2, attributes=TOO_WIDE) for variant in ("B", "C") for name in WIDE),
-    *(Place(f"{ROOM}.fix.{name}", "D", serve, PER_LAYER | DRAFTING, draft=True)
+    *(Fault(name, "B", serve, V2) for name in (*CALLS, *UNSCALED)),
+    *(Fault(name, "C", serve, V2) for name in CALLS),
+    *(Fault(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in CALLS),
+    Fault("staging.stagers.Stagers.of", "B", serve, V2),
+    Fault("staging.stagers.Stagers.of_lasting", "C", serve, V2),
+    Fault(f"{ROOM}.fix.v2", "C", serve, V2),
+    Fault(f"{ROOM}.copy_filter.CopyFilter.forget", "F", serve, V2 | DRAFTING, draft=True, stands_down=False),
+    *(Fault(name, variant, serve, V2, attributes=TOO_WIDE) for variant in ("B", "C") for name in WIDE),
+    *(Fault(f"{ROOM}.fix.{name}", "D", serve, PER_LAYER | DRAFTING, draft=True)
       for name in ("_private", "fresh_pinned")),
 )  # fmt: skip

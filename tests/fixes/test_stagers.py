@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.fixes.applied import standing_in
+from tests.simulated import SHAPE, Bench
 from tests.standin.serving import Server
 from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.hazards.simulated import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.metrics.counters import Counter
 from trtllm_kvfix.native import OffsetStager

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, context, generation
-from tests.fixes.faults import Place
+from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken
 from tests.standin.admissions import SHARED_LEAF, family, leave_a_leaf
 from tests.standin.serving import Server
@@ -243,7 +243,7 @@ BROKEN = Broken(f"{ROOM}.fix.plan", unfitted)
 ROUNDS = 3
 
 
-def reuse_what_was_promised(_: Place) -> None:
+def reuse_what_was_promised(_: Fault) -> None:
     """Two prompts are too long for a batch until their reuse is claimed, so there is a plan, and nothing to do."""
     server = Server({"max_num_tokens": 48})
     server.run([server.request(0, family(0, 40))])
@@ -255,7 +255,7 @@ def reuse_what_was_promised(_: Place) -> None:
     server.close()
 
 
-def put_off(_: Place) -> None:
+def put_off(_: Fault) -> None:
     """The batch was cut before the fault, so the loop lives."""
     server = Server(SHARED_LEAF)
     requests = leave_a_leaf(server)
@@ -264,10 +264,10 @@ def put_off(_: Place) -> None:
 
 
 PLACES = (
-    *(Place(f"{ROOM}.fix.{name}", variant, reuse_what_was_promised)
+    *(Fault(f"{ROOM}.fix.{name}", variant, reuse_what_was_promised)
       for variant in ("C", "D", "F") for name in ("Preparation", "enters", "batch_tokens", "Preparation.plan", "plan")),
-    *(Place(f"{ROOM}.fix.{name}", variant, reuse_what_was_promised, at_once=True)  # asked once
+    *(Fault(f"{ROOM}.fix.{name}", variant, reuse_what_was_promised, at_once=True)  # asked once
       for variant in ("C", "D", "F") for name in ("limits_of", "mapping_of")),
-    *(Place(f"{ROOM}.fix.{name}", variant, put_off, stands_down=False)
+    *(Fault(f"{ROOM}.fix.{name}", variant, put_off, stands_down=False)
       for variant in ("C", "D", "F") for name in ("tell", "_give_back")),
 )  # fmt: skip

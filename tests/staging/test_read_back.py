@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.settings import load
 from trtllm_kvfix.staging import on_stream
-from trtllm_kvfix.staging.mark import Mark
+from trtllm_kvfix.staging.mark import MovableMark
 from trtllm_kvfix.staging.read_back import BAD_PAGE, PENDING_MAX, ReadBack, Shipment, Table
 
 SHAPE = (2, 3, 2, 4)  # pools, rows, planes, blocks
@@ -110,7 +110,7 @@ def test_a_failure_ends_the_reading_back_and_is_said(bench: Bench, caplog: pytes
     assert "no longer read back: RuntimeError: the table is gone" in caplog.text
 
 
-@pytest.mark.parametrize("place", [(ReadBack, "_compare"), (Mark, "done")], ids=["comparison", "event"])
+@pytest.mark.parametrize("place", [(ReadBack, "_compare"), (MovableMark, "done")], ids=["comparison", "event"])
 @pytest.mark.parametrize("asked", ["by the next shipment", "by a reader of the counters"])
 def test_a_sample_that_cannot_be_judged_ends_the_reading_back_and_nothing_else(
     place: tuple[type, str], asked: str, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

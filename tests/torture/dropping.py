@@ -18,7 +18,7 @@ from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.native import OffsetLaunch, OffsetStager, PoolCopies
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import Mark, current_place, on_stream
+from trtllm_kvfix.staging import MovableMark, current_place, on_stream
 from trtllm_kvfix.staging.read_back import ReadBack
 from trtllm_kvfix.staging.stagers import Stagers
 
@@ -44,7 +44,7 @@ class Things:
         turns = Turns()
         with on_stream(device, stream):
             place = current_place()
-            mark = Mark(device, stream)
+            mark = MovableMark(device, stream)
             mark.record()
             stager.ship(target, np.zeros(SHAPE, np.int32), 2, stream=stream)
             lot = staged_offsets_v2.Lot(device.pinned((4,), "int32"), device.pinned((4,), "int32"))

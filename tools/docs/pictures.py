@@ -60,7 +60,7 @@ def of_case(case: CaseOutcome) -> str:
 
 
 def of_scene(scene: SceneOutcome) -> str:
-    pairs = list(zip(scene.control.answers, scene.fixed.answers, strict=True))
+    pairs = scene.pairs
     wrong = [pair for pair in pairs if not pair[0].right][:ANSWERS_SHOWN]
     y = 30.0
     parts = [text(MARGIN, y, f"Without {scene.fix}: {len(scene.control.wrong)} of {len(pairs)} answers wrong", "title")]

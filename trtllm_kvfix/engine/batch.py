@@ -8,7 +8,7 @@ NOT_KNOWN = 0  # stands for a token that only the device knows
 
 
 @dataclass
-class Part:
+class StepPart:
     """One request's share, as it was when the step was made: the request goes on meanwhile."""
 
     request: Request
@@ -22,8 +22,8 @@ class Part:
 
 
 @dataclass
-class Batch:
-    parts: list[Part] = field(default_factory=list)
+class StepBatch:
+    parts: list[StepPart] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -38,19 +38,19 @@ class Batch:
         return max(-(-(part.begin + part.tokens) // tokens_per_block) for part in self.parts)
 
 
-def prompt_part(request: Request, tokens_max: int) -> Part:
+def prompt_part(request: Request, tokens_max: int) -> StepPart:
     """The next chunk of a prompt, which this call gives to the device."""
     begin = request.context_current_position
     end = min(begin + tokens_max, request.prompt_len)
     request.context_current_position = end
-    return Part(
+    return StepPart(
         request, begin, end - begin, request.tokens[begin:end], -1, request.seat, True, end == request.prompt_len
     )  # fmt: skip
 
 
-def generating_part(request: Request) -> Part:
+def generating_part(request: Request) -> StepPart:
     begin = request.position
     request.decoded += 1
     is_known = begin < len(request.tokens)
     known = request.tokens[begin] if is_known else NOT_KNOWN
-    return Part(request, begin, 1, [known], -1 if is_known else request.seat, request.seat, False, True)
+    return StepPart(request, begin, 1, [known], -1 if is_known else request.seat, request.seat, False, True)

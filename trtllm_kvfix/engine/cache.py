@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.engine.batch import Batch
+from trtllm_kvfix.engine.batch import StepBatch
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.model import Array, Model
@@ -19,7 +19,7 @@ from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
-from trtllm_kvfix.staging import Mark, on_stream
+from trtllm_kvfix.staging import MovableMark, on_stream
 
 HALVES = 2  # in a float32
 
@@ -101,7 +101,7 @@ class Cache:
             self.books.remove_sequence(back[-1].request_id, back[-1], False)
         return back
 
-    def transfer(self, batch: Batch) -> None:
+    def transfer(self, batch: StepBatch) -> None:
         """Start what the connector stores and loads beside this step."""
         if self.tier is None:
             return
@@ -110,7 +110,7 @@ class Cache:
         scheduled = [
             Scheduled(part.request, part.begin, part.tokens, own[0]) for part, own in zip(parts, blocks, strict=True)
         ]
-        begun = Mark(self._machine.device, self._ordering_stream)
+        begun = MovableMark(self._machine.device, self._ordering_stream)
         begun.record()
         self.tier.step(scheduled, self._ordering_stream)
         if self._config.late_every and begun.done():

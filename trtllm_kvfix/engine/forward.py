@@ -6,7 +6,7 @@ The shape of a step comes with its launch, as the grid of a kernel does. Everyth
 from functools import partial
 from typing import Any
 
-from trtllm_kvfix.engine.batch import Batch
+from trtllm_kvfix.engine.batch import StepBatch
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.inputs import GraphAdapters, Inputs
@@ -38,7 +38,7 @@ class Forward:
         if not machine.simulated:
             self._rehearse(config)
 
-    def launch(self, batch: Batch, step: int) -> None:
+    def launch(self, batch: StepBatch, step: int) -> None:
         """Launch a step behind its inputs and tables. Its tokens are then copied to where `tokens` reads them."""
         singles = sum(part.tokens == 1 for part in batch.parts)
         if self._adapters is not None and batch.generates_only:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.engine.batch import Batch
+from trtllm_kvfix.engine.batch import StepBatch
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.machine import DeviceMemory, Fence, Machine
 from trtllm_kvfix.engine.model import Array
@@ -39,7 +39,7 @@ class Inputs:
         self._host = Fields(self._pinned.array, config.tokens_max, config.requests_max)
         self.device = Fields(self._memory.array, config.tokens_max, config.requests_max)
 
-    def ship(self, batch: Batch) -> None:
+    def ship(self, batch: StepBatch) -> None:
         if self._fence is not None:
             self._fence.wait()
         host, row_end = self._host, 0

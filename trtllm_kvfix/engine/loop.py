@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from trtllm_kvfix.engine.batch import Batch, generating_part, prompt_part
+from trtllm_kvfix.engine.batch import StepBatch, generating_part, prompt_part
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.forward import Forward
@@ -36,7 +36,7 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
-    def next_batch(self) -> Batch:
+    def next_batch(self) -> StepBatch:
         """The next batch: each of its requests has blocks, and has moved on by what it computes."""
         growing = self._growing()
         needed = self._cache.blocks_to_grow(growing)
@@ -52,7 +52,7 @@ class Scheduler:
         arriving = [] if preempted else self._arriving(budget, self._cache.free_blocks() - needed)
         refused = self._cache.prepare(arriving, growing)
         self._give_back(refused)
-        batch = Batch()
+        batch = StepBatch()
         budget = self._config.tokens_max - len(growing)
         for request in self.running:
             if budget and request.in_prompt and not request.loading and request not in growing:
@@ -120,7 +120,7 @@ class LaunchedStep:
     """Given to the device, not read yet."""
 
     number: int
-    batch: Batch
+    batch: StepBatch
     end: Fence
 
 
@@ -190,7 +190,7 @@ class Engine:
             self._tables.close()
             self.cache.close()
 
-    def _launch(self, batch: Batch) -> None:
+    def _launch(self, batch: StepBatch) -> None:
         step = LaunchedStep(self.steps, batch, self._ends[self.steps % 2])
         self.steps += 1
         every = self.config.late_every

@@ -29,7 +29,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.managers import tensors
 from trtllm_kvfix.managers.layout import Element
 from trtllm_kvfix.native import Device, DeviceArray, DeviceError, open_device
-from trtllm_kvfix.staging import Mark, on_stream
+from trtllm_kvfix.staging import MovableMark, on_stream
 
 Work: TypeAlias = Callable[[], None]
 HELD_S_MAX = 60.0  # a step takes some milliseconds, and over ten seconds on crowded cores
@@ -207,7 +207,7 @@ class Fence:
     def __init__(self, machine: Machine, what: str) -> None:
         self._machine = machine
         self._what = what
-        self._mark = Mark(machine.device, machine.stream)
+        self._mark = MovableMark(machine.device, machine.stream)
         self._behind = 0
         self._behind_copies = 0
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.metrics.counters import Counter
-from trtllm_kvfix.staging import Mark, current_place
+from trtllm_kvfix.staging import MovableMark, current_place
 
 _said: set[str] = set()
 
 
-def wait_for(marks: Iterable[Mark], times: Counter, seconds: Counter) -> None:
+def wait_for(marks: Iterable[MovableMark], times: Counter, seconds: Counter) -> None:
     """Wait for the mark. If the device has passed it already, no wait is counted."""
     waited_s = sum(mark.wait() for mark in marks)
     if waited_s > 0:

@@ -4,12 +4,14 @@ from importlib import import_module
 from typing import Any
 
 from trtllm_kvfix.hazards.ground import Ground, Unavailable
-from trtllm_kvfix.hazards.small import ROWS_MAX, Requests, accepted, mapping
+from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, Requests, accepted, manager, mapping
 from trtllm_kvfix.overlay.upstream import BINDINGS, PACKAGE, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.plurals import number_of
 
 # Modules that a server imports anyway; the fixes wait for these.
 MODULES = (BINDINGS, f"{PACKAGE}._torch.pyexecutor.py_executor_creator")
+FIRST, SECOND = [1, 2], [3, 4]  # the requests of two batches
+LENGTH = 2 * TOKENS_PER_BLOCK + 6
 
 
 def imported() -> Upstream:
@@ -18,21 +20,32 @@ def imported() -> Upstream:
     return Upstream(may_import=True)
 
 
-def metadata(up: Upstream, cache: Any, lengths: Any, request_ids: list[int], prompt_lens: list[int]) -> Any:
-    """Attention's, where it owns the table of block offsets. Raises Unavailable where it wants what is not known."""
+def with_two_batches(kind: Any, ground: Ground) -> tuple[Any, Any]:
+    """A manager of this kind with their requests, and the stream on which it ships."""
+    stream = ground.stream()
+    cache = manager(kind, stream)
+    ids = FIRST + SECOND
+    if cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
+        raise Unavailable("the cache has no room for four requests")
+    return cache, getattr(cache, "_stream", stream)
+
+
+def metadata(up: Upstream, cache: Any, ground: Ground) -> Any:
+    """Attention's, of the first batch. Raises Unavailable where it wants what is not known."""
+    lengths = [LENGTH] * len(FIRST)
     cls: Any = up.attribute(up.attention_module, "TrtllmAttentionMetadata")
     params: Any = up.attribute(f"{PACKAGE}._torch.metadata", "KVCacheParams")
     options = {
         "max_num_requests": ROWS_MAX,
         "max_num_sequences": ROWS_MAX,
-        "max_num_tokens": sum(prompt_lens),
+        "max_num_tokens": sum(lengths),
         "kv_cache_manager": cache,
         "mapping": mapping(),
-        "seq_lens": lengths,
-        "num_contexts": len(request_ids),
-        "request_ids": request_ids,
-        "prompt_lens": prompt_lens,
-        "kv_cache_params": params and params(use_cache=True, num_cached_tokens_per_seq=[0] * len(request_ids)),
+        "seq_lens": ground.lengths(lengths),
+        "num_contexts": len(FIRST),
+        "request_ids": FIRST,
+        "prompt_lens": lengths,
+        "kv_cache_params": params and params(use_cache=True, num_cached_tokens_per_seq=[0] * len(FIRST)),
     }
     try:
         return cls(**accepted(cls, options))

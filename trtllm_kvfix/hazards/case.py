@@ -43,7 +43,8 @@ class Comparison(NamedTuple):
     found: Any
 
 
-class Lane(NamedTuple):
+@dataclass(frozen=True)
+class Lane:
     """A stream on the timeline. Work that is not early was enqueued behind the gate, or waited for what was."""
 
     name: str

@@ -81,13 +81,18 @@ class TorchGround:
     def read(self, target: Any, source: Any) -> None:
         target.copy_(source, non_blocking=True)
 
-    @contextmanager
-    def held(self, stream: Any) -> Iterator[None]:
-        gate = self._device.close_gate(stream.cuda_stream)
-        try:
-            yield
-        finally:
-            self._device.open_gate(gate)
+    def held(self, stream: Any) -> AbstractContextManager[None]:
+        return held(self._device, stream.cuda_stream)
+
+
+@contextmanager
+def held(device: native.Device, stream: int) -> Iterator[None]:
+    """Hold the work that is enqueued inside until the block ends."""
+    gate = device.close_gate(stream)
+    try:
+        yield
+    finally:
+        device.open_gate(gate)
 
 
 @contextmanager
@@ -95,40 +100,45 @@ def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
     """Hold the stream for a loop of upstream's: it goes on when the block has ended, or when something in it has waited
     a while.
 
-    Another thread releases it, because the one that runs the loop may be waiting for the stream. What earlier loops
-    left goes first: a driver gives memory back behind all streams, and the loop would seem to wait.
+    What earlier loops left goes first: a driver gives memory back behind all streams, and the loop would seem to wait.
     """
-    with _without_garbage(), let_go_in_time(ground.held(stream)):
-        yield
-
-
-@contextmanager
-def _without_garbage() -> Iterator[None]:
     gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with let_go_in_time(ground.held(stream)):
         yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager
 def let_go_in_time(held: AbstractContextManager[None]) -> Iterator[threading.Event]:
-    """Hold a stream until the block has ended, or has taken too long: then the event says so."""
-    over, too_late, holding = threading.Event(), threading.Event(), ExitStack()
-    holding.enter_context(held)
+    """Hold a stream until the block has ended, or has taken too long: then the event says so.
+
+    Another thread releases it then, because this one may be waiting for the stream.
+    """
+    too_late, holding = threading.Event(), ExitStack()
 
     def let_go() -> None:
-        if not over.wait(PATIENCE_S):
-            too_late.set()
+        too_late.set()
         holding.close()
 
-    thread = threading.Thread(target=let_go, daemon=True)
-    thread.start()
+    watchdog = threading.Timer(PATIENCE_S, let_go)
+    watchdog.daemon = True
+    with collecting_nothing():
+        holding.enter_context(held)
+        watchdog.start()
+        try:
+            yield too_late
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+            holding.close()
+
+
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """A collection may free memory, and a driver waits for all streams before it does."""
+    collects = gc.isenabled()
+    gc.disable()
     try:
-        yield too_late
+        yield
     finally:
-        over.set()
-        thread.join()
+        if collects:
+            gc.enable()

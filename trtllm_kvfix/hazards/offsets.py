@@ -5,12 +5,13 @@ the device from which attention reads them. A *shipper* is one way of sending th
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.hazards.case import Arm, Comparison, Lane
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
 from trtllm_kvfix.native import Device, DeviceArray, OffsetStager, PinnedArray
 
 POOLS, ROWS_MAX, PLANES, BLOCKS = SHAPE = (2, 24, 2, 64)
@@ -75,3 +76,31 @@ class Staged:
 
     def close(self) -> None:
         self._stager.close()
+
+
+def cases(
+    hazard: str,
+    name: str,
+    arm: Callable[[Device, int, Shipper], Arm],
+    control: BuildShipper,
+    *,
+    title: str,
+    call: str,
+    how: str,
+    meanwhile: str,
+    effect: str,
+    kind: ControlKind = ControlKind.UPSTREAM,
+    **layout: Any,
+) -> tuple[Case, ...]:
+    """One for each mode of the stager. `how` and `effect` are the control's, `layout` the stager's."""
+
+    def side(shipper: BuildShipper, how: str, effect: str) -> Side:
+        return Side(lambda device, seed: arm(device, seed, shipper(device)), how, meanwhile, effect)
+
+    def case(mode: str) -> Case:
+        taken_over = f"The call takes the rows over; the device reads only what is ours (stager, mode {mode})."
+        own = "the work of batch A runs and finds batch A"
+        fixed = side(partial(Staged, mode=mode, **layout), taken_over, own)
+        return Case(name, mode, hazard, title, call, kind, side(control, how, effect), fixed)
+
+    return tuple(map(case, MODES))

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_kvfix.managers.between_ranks import Clock
-from trtllm_kvfix.managers.copies import Copies
-from trtllm_kvfix.managers.layout import Layout, Window
+from trtllm_kvfix.managers.copies import BookedCopies
+from trtllm_kvfix.managers.layout import CacheLayout, Window
 from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
 
@@ -112,7 +112,7 @@ class Slots:
     The caller holds a lock around every call.
     """
 
-    def __init__(self, core: BlockManager, layout: Layout) -> None:
+    def __init__(self, core: BlockManager, layout: CacheLayout) -> None:
         self._core = core
         self._layout = layout
         self._output: Any = None
@@ -233,7 +233,7 @@ class Pins:
 class Books:
     """The caller holds a lock around every call. Appending to `arriving` and `growing` is the exception."""
 
-    def __init__(self, core: BlockManager, copies: Copies, clock: Clock, layout: Layout) -> None:
+    def __init__(self, core: BlockManager, copies: BookedCopies, clock: Clock, layout: CacheLayout) -> None:
         self.core = core
         self.live: dict[int, LiveSequence] = {}
         self.arriving: list[Arriving] = []  # may be appended to without the lock

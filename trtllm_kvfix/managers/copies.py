@@ -15,7 +15,7 @@ from trtllm_kvfix.staging import current_place
 TRANSFERS_MAX = 256  # groups of copies in flight; one more waits for the oldest
 
 
-class Copies:
+class BookedCopies:
     """The caller holds a lock around every call."""
 
     def __init__(self, core: BlockManager, device: Device, memory: Memory, stream: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers.layout import ELEMENTS, Layout, Window, held_most, pools_of
+from trtllm_kvfix.managers.layout import ELEMENTS, CacheLayout, Window, held_most, pools_of
 from trtllm_kvfix.managers.reports import EventManager
 
 OFFLOAD_PRIORITY_MIN = 30  # if upstream gives none
@@ -131,14 +131,14 @@ NEEDED = (
 )  # fmt: skip
 
 
-def layout_of(given: Mapping[str, Any]) -> Layout:
+def layout_of(given: Mapping[str, Any]) -> CacheLayout:
     """Raises NotServed, which names the keyword."""
     _check(given)
     tokens = int(given["tokens_per_block"])
     vector = tuple(given["max_attention_window_vec"])
     windows = _windows_of(given)
     priority = given.get("secondary_offload_min_priority")
-    return Layout(
+    return CacheLayout(
         tokens_per_block=tokens,
         windows=windows,
         window_vector=vector,

@@ -60,7 +60,7 @@ class PoolShape:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """All that the constructor's keywords say about the cache."""
 
     tokens_per_block: int

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_kvfix.managers import tensors
-from trtllm_kvfix.managers.layout import Layout, PoolShape
+from trtllm_kvfix.managers.layout import CacheLayout, PoolShape
 from trtllm_kvfix.native import Device, DeviceArray, HostPool, TransferItem
 
 End = tuple[int | None, str, int]  # window, tier, slot
@@ -26,7 +26,7 @@ class Spans:
 class Memory:
     """Memory allocated outside torch, as by upstream's C++. Views that were handed out keep it alive."""
 
-    def __init__(self, device: Device, layout: Layout) -> None:
+    def __init__(self, device: Device, layout: CacheLayout) -> None:
         self._device = device
         self._layout = layout
         self._primary: list[DeviceArray] = []
@@ -108,7 +108,7 @@ def _ends(item: TransferItem) -> tuple[End, End]:
     return source, (item.window_size, "host" if writes_host else "primary", item.slot_dst)
 
 
-def layer_table(layout: Layout) -> Any:
+def layer_table(layout: CacheLayout) -> Any:
     """[layers, 2]: the pool of each layer, and its position there."""
     table: npt.NDArray[np.int32] = np.array([layout.place_of(layer) for layer in range(layout.layers)], np.int32)
     return tensors.on_cpu(table)

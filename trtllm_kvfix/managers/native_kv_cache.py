@@ -16,9 +16,9 @@ from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import reports, tensors
 from trtllm_kvfix.managers.between_ranks import Clock, RankComparison, next_serial
 from trtllm_kvfix.managers.books import Books
-from trtllm_kvfix.managers.copies import Copies
+from trtllm_kvfix.managers.copies import BookedCopies
 from trtllm_kvfix.managers.keywords import layout_of
-from trtllm_kvfix.managers.layout import Layout
+from trtllm_kvfix.managers.layout import CacheLayout
 from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Prefix, Questions
@@ -75,7 +75,7 @@ class NativeKvCache:
         self.layout = layout_of(given)
         self._make(self.layout, ranks_here(settings.load().agreement_timeout_s))
 
-    def _make(self, layout: Layout, ranks: Ranks) -> None:
+    def _make(self, layout: CacheLayout, ranks: Ranks) -> None:
         """Called on every rank. Only one rank shows events, but all keep books with events."""
         events_max = max(ranks.gather(layout.events.entries_max if layout.events else 0))
         self.core = BlockManager(
@@ -113,7 +113,7 @@ class NativeKvCache:
             raise NotServed("allocate_pools: unified memory is not served")
         device = current_place().device
         self._memory = Memory(device, self.layout)
-        self._copies = Copies(self.core, device, self._memory, self.layout.stream)
+        self._copies = BookedCopies(self.core, device, self._memory, self.layout.stream)
         serial = next_serial()
         self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
         self._questions = Questions(self._books, self.layout)
@@ -369,7 +369,7 @@ class NativeKvCache:
         return self._questions
 
 
-def _windows_of(layout: Layout) -> dict[str, Any]:
+def _windows_of(layout: CacheLayout) -> dict[str, Any]:
     """For the core's config."""
     if not layout.slides:
         (window,) = layout.windows

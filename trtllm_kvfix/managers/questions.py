@@ -9,7 +9,7 @@ from operator import le, sub
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
-from trtllm_kvfix.managers.layout import Layout, Window, touched
+from trtllm_kvfix.managers.layout import CacheLayout, Window, touched
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 
 Blocks = list[int]
@@ -37,7 +37,7 @@ class Prefix(NamedTuple):
 
 
 class Questions:
-    def __init__(self, books: Books, layout: Layout) -> None:
+    def __init__(self, books: Books, layout: CacheLayout) -> None:
         self._books = books
         self._layout = layout
         self._ahead = layout.ahead

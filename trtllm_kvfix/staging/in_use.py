@@ -8,13 +8,13 @@ import threading
 from collections import deque
 from typing import Any
 
-from trtllm_kvfix.staging.mark import Mark
+from trtllm_kvfix.staging.mark import MovableMark
 
-_kept: deque[tuple[Mark, Any]] = deque()
+_kept: deque[tuple[MovableMark, Any]] = deque()
 _lock = threading.Lock()  # engines have threads: between a look at the head and taking it, the head stays
 
 
-def keep(behind: Mark, memory: Any) -> None:
+def keep(behind: MovableMark, memory: Any) -> None:
     over = []  # dropped without the lock: the end of memory may wait for the device
     with _lock:
         _kept.append((behind, memory))

@@ -7,7 +7,7 @@ from trtllm_kvfix import native
 from trtllm_kvfix.forks import HomeProcess
 
 
-class Mark:
+class MovableMark:
     """Recording it again moves it behind the newer work as well. Not for two threads at once."""
 
     def __init__(self, device: native.Device, stream: int) -> None:

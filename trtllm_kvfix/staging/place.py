@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from trtllm_kvfix import native
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     device: native.Device
     stream: int
 
@@ -27,20 +27,20 @@ _said = threading.local()
 def on_stream(device: native.Device, stream: int) -> Iterator[None]:
     """Like `torch.cuda.stream` for tensors: it nests, and holds for this thread only."""
     outer = getattr(_said, "place", None)
-    _said.place = Place(device, stream)
+    _said.place = StreamPlace(device, stream)
     try:
         yield
     finally:
         _said.place = outer
 
 
-def current_place() -> Place:
+def current_place() -> StreamPlace:
     """Raise RuntimeError if neither `on_stream` nor torch names a device."""
-    place: Place | None = getattr(_said, "place", None)
+    place: StreamPlace | None = getattr(_said, "place", None)
     if place is not None:
         return place
     index = _torch_cuda().current_device()
-    return Place(_device(index), stream_of_torch()(index))
+    return StreamPlace(_device(index), stream_of_torch()(index))
 
 
 def stream_for(tensor: Any) -> Callable[[], int]:

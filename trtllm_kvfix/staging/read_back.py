@@ -18,7 +18,7 @@ from trtllm_kvfix import native
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, counting
 from trtllm_kvfix.staging import in_use
-from trtllm_kvfix.staging.mark import Mark
+from trtllm_kvfix.staging.mark import MovableMark
 from trtllm_kvfix.staging.place import current_place
 
 Made = TypeVar("Made")
@@ -38,7 +38,7 @@ class Shipment(NamedTuple):
 
 
 class _Look(NamedTuple):
-    behind: Mark
+    behind: MovableMark
     memory: native.PinnedArray
     meant: Table
 
@@ -99,7 +99,7 @@ class ReadBack:
         for pool in range(pools):
             to = memory.address + pool * target.rows * row_bytes
             device.copy(to, target.address + pool * target.pool_stride * WORD_BYTES, rows * row_bytes, stream)
-        behind = Mark(device, stream)
+        behind = MovableMark(device, stream)
         behind.record()
         in_use.keep(behind, (memory, dst))  # the fix may be taken off meanwhile
         with self._lock:

@@ -21,6 +21,8 @@ from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import Hazard
 
 OURS = f"{__name__.partition('.')[0]}."
+EXIT_CODES = "Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.\n"
+ERRORS_END_WITH_2 = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(2))  # not 1\n"
 IDS = tuple(hazard.id for hazard in table.HAZARDS)
 
 
@@ -69,7 +71,11 @@ def _hazard(name: str) -> Hazard:
 
 
 def script_of(hazard: Hazard) -> str:
-    return _whole(Path(table.__file__).with_name(table.room_of(hazard)) / "reproducer.py")
+    """With what all scripts say: their exit codes, and before anything can fail, that an error is no hazard."""
+    whole = _whole(Path(table.__file__).with_name(table.room_of(hazard)) / "reproducer.py")
+    said, code = whole.split('"""\n\n', 1)
+    imports, rest = code.split("\n\n", 1)
+    return f'{said}{EXIT_CODES}"""\n\n{imports}\n\n{ERRORS_END_WITH_2}\n{rest}'
 
 
 def _whole(reproducer: Path) -> str:

@@ -1,36 +1,37 @@
 """Arms that are not what they claim to be, and reports made by hand."""
 
 from dataclasses import replace
-from functools import partial
 
-from trtllm_kvfix.hazards.case import Case, ControlKind, Side
-from trtllm_kvfix.hazards.h2_block_offsets_v2.device import DroppedSnapshot, NextCall, paged
-from trtllm_kvfix.hazards.offsets import ROWS, SHAPE, Rows
-from trtllm_kvfix.native import DeviceArray, PinnedArray
+from trtllm_kvfix.hazards.case import Case, ControlKind, Lane, Side
+from trtllm_kvfix.hazards.h2_block_offsets_v2.device import CachingHostAllocator, DroppedSnapshot, NextCall
+from trtllm_kvfix.native import Device, PinnedArray
 from trtllm_kvfix.tools.verify.cases import CASES
 from trtllm_kvfix.tools.verify.report import (
     ArmOutcome,
     CaseOutcome,
     DeviceInfo,
     Example,
-    LaneOutcome,
     Timeline,
     VerifyReport,
 )
 
 
-class RecordedSnapshot(DroppedSnapshot):
-    """Looks like the broken repair, but records the kernel with the allocator, as a copy of the framework would."""
+class Recording(CachingHostAllocator):
+    """Learns of the kernel, as if that recorded itself, and gives none of its blocks to the next call."""
 
-    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
-        snapshot = self.allocator.take(SHAPE, "int32")
-        copy_index = self.allocator.take((ROWS,), "int32")
-        snapshot.array[:, :ROWS] = table.array[:, rows]
-        copy_index.array[:] = range(ROWS)
-        self.gather(snapshot, copy_index, destination, stream)
-        for block in (snapshot, copy_index):
-            self.allocator.record(block, stream)
-            self.allocator.give_back(block)
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._recorded: list[PinnedArray] = []
+
+    def give_back(self, block: PinnedArray) -> None:
+        self._recorded.append(block)  # the kernel still reads it
+
+
+def recorded_snapshot(device: Device, seed: int) -> NextCall:
+    """It looks like the broken repair."""
+    shipper = DroppedSnapshot(device)
+    shipper.allocator = Recording(device)
+    return NextCall(device, seed, shipper)
 
 
 def named(name: str, variant: str | None = None) -> Case:
@@ -44,7 +45,7 @@ def with_build(side: Side, other: Side) -> Side:
 def vacuous() -> Case:
     """A case whose control is secretly safe."""
     case = named("offsets-v2-dropped")
-    return replace(case, control=replace(case.control, build=partial(paged, NextCall, RecordedSnapshot)))
+    return replace(case, control=replace(case.control, build=recorded_snapshot))
 
 
 def unfixed() -> Case:
@@ -65,7 +66,7 @@ AT = Timeline(
 )
 
 
-def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[LaneOutcome, ...] | None = None) -> ArmOutcome:
+def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[Lane, ...] | None = None) -> ArmOutcome:
     return ArmOutcome(
         how="how it is done",
         meanwhile="what happens meanwhile",
@@ -74,7 +75,7 @@ def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[LaneOutcome, ...] | 
         corrupt=corrupt,
         pending=pending,
         call_us_median=12.5,
-        lanes=list(lanes or (LaneOutcome(name="stream", work="copy", early=False),)),
+        lanes=list(lanes or (Lane(name="stream", work="copy", early=False),)),
         timeline=AT,
         example=Example(iteration=1, index=[0, 7], expected=11, found=22, words_wrong=5, words=64) if corrupt else None,
     )

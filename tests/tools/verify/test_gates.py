@@ -1,10 +1,11 @@
-"""Gates: opened in any case, and by the watchdog where nobody else could."""
+"""Gates: opened in any case, and by a watchdog where nobody else could."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
+from trtllm_kvfix.hazards.ground import held, let_go_in_time
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.tools.verify.cases import Gates, StuckBehindGate
 
@@ -21,14 +22,14 @@ def stream(device: Device) -> Iterator[int]:
     device.destroy_stream(stream)
 
 
-def test_a_gate_holds_until_it_is_opened(device: Device, stream: int) -> None:
+def test_a_gate_holds_until_its_block_ends(device: Device, stream: int) -> None:
     event = device.create_event()
-    with Gates(device) as gates, gates.closed(stream):
-        device.record(event, stream)
-        assert not device.done(event)
-        gates.open()
+    with Gates(device) as gates:
+        with gates.closed(stream):
+            device.record(event, stream)
+            assert not device.done(event)
         device.synchronize(stream)
-        assert device.done(event)
+    assert device.done(event)
     device.destroy_event(event)
 
 
@@ -60,6 +61,17 @@ def test_two_gates_one_after_the_other_are_not_taken_for_one(device: Device, str
         hold(gates, stream, looks=1)
     with pytest.raises(StuckBehindGate):
         hold(gates, stream, looks=2)
+
+
+def test_a_stream_that_a_loop_waits_for_is_let_go_in_time(device: Device, stream: int) -> None:
+    with let_go_in_time(held(device, stream)) as let_go:
+        assert not let_go.is_set()
+        device.synchronize(stream)  # only the other thread can end this
+        assert let_go.is_set()
+    with pytest.raises(ZeroDivisionError), let_go_in_time(held(device, stream)) as let_go:
+        raise ZeroDivisionError
+    device.synchronize(stream)
+    assert not let_go.is_set()
 
 
 class Freed:

@@ -4,15 +4,16 @@ import re
 from html.parser import HTMLParser
 from itertools import pairwise
 
+from trtllm_kvfix.hazards.case import Lane
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.tools.verify.cases import run_case
-from trtllm_kvfix.tools.verify.report import LABELS, WIDTH, CaseOutcome, LaneOutcome, Scale, common_scale, drawn, page
+from trtllm_kvfix.tools.verify.report import LABELS, WIDTH, CaseOutcome, Scale, common_scale, drawn, page
 
 from .doubles import AT, arm, named, outcome, report
 
 TWO_STREAMS = (
-    LaneOutcome(name="compute stream", work="kernel", early=False),
-    LaneOutcome(name="copy stream", work="store", early=True),
+    Lane(name="compute stream", work="kernel", early=False),
+    Lane(name="copy stream", work="store", early=True),
 )
 SCALE = common_scale([arm()])
 VOID = {"meta", "line", "rect", "path", "circle"}
@@ -93,7 +94,7 @@ def test_a_stream_that_ran_ahead_is_drawn_before_the_gate() -> None:
     elements = Elements(drawn(arm(corrupt=4, lanes=TWO_STREAMS), SCALE))
     (early,), (gate,) = elements.of("rect", "wrong"), elements.of("line", "gate")
     assert float(early["x"] or 0) + float(early["width"] or 0) < float(gate["x1"] or 0)
-    held = TWO_STREAMS[0], LaneOutcome(name="copy stream", work="store", early=False)
+    held = TWO_STREAMS[0], Lane(name="copy stream", work="store", early=False)
     elements = Elements(drawn(arm(lanes=held), SCALE))
     (late,), (gate,) = elements.of("rect", "right"), elements.of("line", "gate")
     assert float(late["x"] or 0) > float(gate["x1"] or 0)

@@ -22,7 +22,7 @@ from trtllm_kvfix.overlay import fuse as fuses
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
-from trtllm_kvfix.staging import Mark, current_place
+from trtllm_kvfix.staging import MovableMark, current_place
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -38,7 +38,7 @@ class Reads:
 
     def __init__(self, fuse: Fuse) -> None:
         self._fuse = fuse
-        self._marks: dict[tuple[int, str], Mark] = {}  # by stream and device
+        self._marks: dict[tuple[int, str], MovableMark] = {}  # by stream and device
         self._is_tracked = True  # False: something may be pending that has no mark
 
     def mark(self) -> None:
@@ -49,7 +49,7 @@ class Reads:
             place = current_place()
             key = (place.stream, place.device.name)
             if key not in self._marks:
-                self._marks[key] = Mark(place.device, place.stream)
+                self._marks[key] = MovableMark(place.device, place.stream)
             self._marks[key].record()
         except Exception as error:
             self._fuse.fault(error)

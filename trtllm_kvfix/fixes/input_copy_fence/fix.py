@@ -24,7 +24,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
-from trtllm_kvfix.staging import Mark, current_place
+from trtllm_kvfix.staging import MovableMark, current_place
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -48,13 +48,13 @@ class InputFence:
         key = (id(engine), place.stream, place.device.name)
         marks, pending = self._marks()
         if key not in marks:
-            marks[key] = Mark(place.device, place.stream)
+            marks[key] = MovableMark(place.device, place.stream)
         marks[key].record()
         pending[key] = marks[key]
 
     def wait(self, engine: Any = None) -> None:
         """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
-        due: list[Mark] = []
+        due: list[MovableMark] = []
         try:
             due += self._due(engine)
             if not due:
@@ -98,13 +98,13 @@ class InputFence:
 
         return step
 
-    def _due(self, engine: Any) -> list[Mark]:
+    def _due(self, engine: Any) -> list[MovableMark]:
         _, pending = self._marks()
         if not pending:
             return []
         return [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
 
-    def _marks(self) -> tuple[dict[Any, Mark], dict[Any, Mark]]:
+    def _marks(self) -> tuple[dict[Any, MovableMark], dict[Any, MovableMark]]:
         """This thread's marks: all of them, and those that have not been awaited."""
         mine = self._of_thread
         if not hasattr(mine, "marks"):

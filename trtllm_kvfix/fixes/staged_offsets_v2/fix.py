@@ -31,7 +31,7 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import DEEPSEEK_V4, RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
-from trtllm_kvfix.staging import Mark, current_place, in_use
+from trtllm_kvfix.staging import MovableMark, current_place, in_use
 from trtllm_kvfix.staging.read_back import BAD_PAGE, OBSERVED_EVERY, ReadBack, Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
@@ -60,7 +60,7 @@ def counting_from_0(copy_index: Any) -> Any:
 
 def keep_until_read(lot: Lot, stream: int) -> None:
     """Its kernel has been launched on the stream."""
-    mark = Mark(current_place().device, stream)
+    mark = MovableMark(current_place().device, stream)
     mark.record()
     in_use.keep(mark, lot)
 

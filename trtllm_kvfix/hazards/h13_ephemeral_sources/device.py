@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, NotShown, Side
-from trtllm_kvfix.hazards.ground import let_go_in_time
+from trtllm_kvfix.hazards.ground import held, let_go_in_time
 from trtllm_kvfix.hazards.h13_ephemeral_sources import batch_copy
-from trtllm_kvfix.hazards.simulated import held
 from trtllm_kvfix.native import Device
 
 NAME = "ephemeral-source"

@@ -1,25 +1,21 @@
 """H1: the V1 manager refills its persistent pinned table in place while the copy of the last contents is queued."""
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.hazards.case import Case, ControlKind, Side
 from trtllm_kvfix.hazards.offsets import (
     BLOCKS,
-    MODES,
     PAGES,
     PLANES,
     POOLS,
     ROWS,
     WORD_BYTES,
-    BuildShipper,
     OffsetArm,
     Rows,
-    Staged,
+    cases,
 )
 from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
@@ -86,31 +82,15 @@ def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> N
     trial(lambda device: RefilledTable(device, 0, ProtectedMethod(around, device)))
 
 
-def refilled(shipper: BuildShipper, device: Device, seed: int) -> RefilledTable:
-    return RefilledTable(device, seed, shipper(device))
-
-
-def case(mode: str) -> Case:
-    return Case(
-        name="offsets-v1",
-        variant=mode,
-        hazard="H1",
-        title="V1 block offsets: the table is refilled while its copy is queued",
-        call="batch A is written into the table and its copies are enqueued",
-        control_kind=ControlKind.UPSTREAM,
-        control=Side(
-            partial(refilled, InPlace),
-            how="As upstream: the copies read the manager's persistent pinned table.",
-            meanwhile="the next call writes batch B into the same table",
-            effect="the copies of batch A run and find batch B",
-        ),
-        fixed=Side(
-            partial(refilled, partial(Staged, layout="v1", mode=mode)),
-            how=f"The copies read a pinned slot that the call has filled (stager, mode {mode}).",
-            meanwhile="the next call writes batch B into the same table",
-            effect="the copies of batch A run and find batch A, in their slot",
-        ),
-    )
-
-
-CASES = tuple(map(case, MODES))
+CASES = cases(
+    "H1",
+    "offsets-v1",
+    RefilledTable,
+    InPlace,
+    title="V1 block offsets: the table is refilled while its copy is queued",
+    call="batch A is written into the table and its copies are enqueued",
+    how="As upstream: the copies read the manager's persistent pinned table.",
+    meanwhile="the next call writes batch B into the same table",
+    effect="the copies of batch A run and find batch B",
+    layout="v1",
+)

@@ -2,80 +2,50 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from trtllm_kvfix.hazards.case import Case, ControlKind, Side
+from trtllm_kvfix.hazards.case import ControlKind
 from trtllm_kvfix.hazards.offsets import (
     BAD_PAGE,
     BLOCKS,
-    MODES,
     PAGES,
     POOLS,
     ROWS,
     ROWS_MAX,
     SHAPE,
-    BuildShipper,
     OffsetArm,
     Rows,
-    Staged,
     Table,
+    cases,
 )
 from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 from trtllm_kvfix.staging import on_stream
 
 
-class _Returned(NamedTuple):
-    block: PinnedArray
-    events: tuple[int, ...]  # of work that still reads the block
-
-
 class CachingHostAllocator:
     """Blocks are never given back to the system, so that their addresses stay mapped whatever is pending.
 
-    As in torch, the allocator knows only about recorded work. Copies of the framework record themselves; a kernel that
-    takes a raw pointer does not, and a block that it still reads looks free.
+    torch's allocator waits for the work that its own copies record. A kernel that takes a raw pointer records nothing,
+    and a block that it still reads looks free.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._in_use: dict[int, list[int]] = {}  # events by address, of blocks in use
-        self._returned: list[_Returned] = []
+        self._free: list[PinnedArray] = []
 
-    def take(self, shape: tuple[int, ...], dtype: str) -> PinnedArray:
-        block = self._reusable(shape, dtype) or self._device.pinned(shape, dtype)
-        self._in_use[block.address] = []
-        return block
-
-    def record(self, block: PinnedArray, stream: int) -> None:
-        """The block is read by what has been enqueued on the stream so far."""
-        event = self._device.create_event()
-        self._device.record(event, stream)
-        self._in_use[block.address].append(event)
+    def take(self, shape: tuple[int, ...]) -> PinnedArray:
+        for block in self._free:
+            if tuple(block.shape) == shape:
+                self._free.remove(block)
+                return block
+        return self._device.pinned(shape, "int32")
 
     def give_back(self, block: PinnedArray) -> None:
         """The last reference to a tensor goes."""
-        self._returned.append(_Returned(block, tuple(self._in_use.pop(block.address))))
-
-    def close(self) -> None:
-        """Every stream has settled."""
-        for returned in self._returned:
-            self._destroy(returned.events)
-        self._returned.clear()
-
-    def _reusable(self, shape: tuple[int, ...], dtype: str) -> PinnedArray | None:
-        for at, (block, events) in enumerate(self._returned):
-            if (tuple(block.shape), block.dtype) == (shape, dtype) and all(map(self._device.done, events)):
-                self._destroy(events)
-                del self._returned[at]
-                return block
-        return None
-
-    def _destroy(self, events: tuple[int, ...]) -> None:
-        for event in events:
-            self._device.destroy_event(event)
+        self._free.append(block)
 
 
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
@@ -164,10 +134,13 @@ class LiveGather(Gather):
         self.gather(table, self.copy_index, destination, stream)
 
 
-class ProtectedLaunch(Gather):
-    """The same launch with a fix around it. `LiveGather` is what it does alone."""
+Launch: TypeAlias = Callable[..., None]
 
-    def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
+
+class ProtectedLaunch(Gather):
+    """The same launch with a fix around it. `LiveGather` is what it does alone, without Python around it."""
+
+    def __init__(self, around: Callable[[Launch], Launch], device: Device) -> None:
         super().__init__(device)
         self._launch = around(self.kernel)
         self._tables: dict[int, HostTensor] = {}  # by address
@@ -191,102 +164,59 @@ class ProtectedLaunch(Gather):
             self._launch(live, DeviceTensor(destination), self.copy_index, self.scales, self.offsets, stream)
 
 
-def self_test(around: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+def self_test(around: Callable[[Launch], Launch]) -> None:
     """Twice each: the first time that a fix sees a table, it may do other things than from then on."""
     for scenario in (NextCall, FreedRow):
         trial(lambda device, kind=scenario: kind(device, 0, ProtectedLaunch(around, device)), times=2)  # type: ignore[misc]
 
 
 class DroppedSnapshot(Gather):
-    """The obvious repair: fresh pinned buffers for every call, dropped when it returns, as Python does.
-
-    The allocator knows of no event for a custom kernel, so the buffers are free for the next call.
-    """
+    """The obvious repair: fresh pinned buffers for every call, dropped when it returns, as Python does."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self.allocator = CachingHostAllocator(device)
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
-        snapshot = self.allocator.take(SHAPE, "int32")
-        copy_index = self.allocator.take((ROWS,), "int32")
+        snapshot, copy_index = self.allocator.take(SHAPE), self.allocator.take((ROWS,))
         snapshot.array[:, :ROWS] = table.array[:, rows]
         copy_index.array[:] = range(ROWS)
         self.gather(snapshot, copy_index, destination, stream)
         self.allocator.give_back(snapshot)
         self.allocator.give_back(copy_index)
 
-    def close(self) -> None:
-        self.allocator.close()
 
-
-def paged(scenario: type[PageTable], shipper: BuildShipper, device: Device, seed: int) -> PageTable:
-    return scenario(device, seed, shipper(device))
-
-
-def staged(scenario: type[PageTable], mode: str, meanwhile: str) -> Side:
-    return Side(
-        partial(paged, scenario, partial(Staged, layout="v2", mode=mode, index_scales=SCALE, kv_offset=V_OFFSET)),
-        how=f"The call takes the rows over; the device reads only what is ours (stager, mode {mode}).",
-        meanwhile=meanwhile,
-        effect="the work of batch A runs and finds batch A",
-    )
-
-
-def copy_index_case(mode: str) -> Case:
-    meanwhile = "the next call asks for the copy index of batch B"
-    return Case(
-        name="offsets-v2-index",
-        variant=mode,
-        hazard="H2",
+v2 = partial(cases, "H2", layout="v2", index_scales=SCALE, kv_offset=V_OFFSET)
+CASES = (
+    *v2(
+        "offsets-v2-index",
+        NextCall,
+        LiveGather,
         title="V2 block offsets: the shared copy index is overwritten while the kernel is queued",
         call="the copy index of batch A is written and the gather is enqueued",
-        control_kind=ControlKind.UPSTREAM,
-        control=Side(
-            partial(paged, NextCall, LiveGather),
-            how="As upstream: the kernel reads the pinned table and the pinned copy index when it runs.",
-            meanwhile=meanwhile,
-            effect="the kernel of batch A runs and gathers the rows of batch B",
-        ),
-        fixed=staged(NextCall, mode, meanwhile),
-    )
-
-
-def rebound_case(mode: str) -> Case:
-    meanwhile = "a request of batch A has ended; its row is bound to another request"
-    return Case(
-        name="offsets-v2-rebound",
-        variant=mode,
-        hazard="H2",
+        how="As upstream: the kernel reads the pinned table and the pinned copy index when it runs.",
+        meanwhile="the next call asks for the copy index of batch B",
+        effect="the kernel of batch A runs and gathers the rows of batch B",
+    ),
+    *v2(
+        "offsets-v2-rebound",
+        FreedRow,
+        LiveGather,
         title="V2 block offsets: a freed row is bound to another request while the kernel is queued",
         call="batch A is shipped; nothing else is shipped after it",
-        control_kind=ControlKind.UPSTREAM,
-        control=Side(
-            partial(paged, FreedRow, LiveGather),
-            how="As upstream: the kernel reads the live table. No call follows, so the copy index stays as it is.",
-            meanwhile=meanwhile,
-            effect="the kernel runs and gathers the pages of a request that is not in the batch",
-        ),
-        fixed=staged(FreedRow, mode, meanwhile),
-    )
-
-
-def dropped_case(mode: str) -> Case:
-    return Case(
-        name="offsets-v2-dropped",
-        variant=mode,
-        hazard="H2",
+        how="As upstream: the kernel reads the live table. No call follows, so the copy index stays as it is.",
+        meanwhile="a request of batch A has ended; its row is bound to another request",
+        effect="the kernel runs and gathers the pages of a request that is not in the batch",
+    ),
+    *v2(
+        "offsets-v2-dropped",
+        NextCall,
+        DroppedSnapshot,
         title="V2 block offsets: fresh pinned buffers that are dropped come back with the next call",
         call="batch A is copied to fresh pinned buffers, the gather is enqueued, the buffers are dropped",
-        control_kind=ControlKind.REPAIR,
-        control=Side(
-            partial(paged, NextCall, DroppedSnapshot),
-            how="The obvious repair: fresh buffers from a caching allocator, which learns of no event behind a kernel.",
-            meanwhile="the next call gets the same buffers as fresh ones and fills them with batch B",
-            effect="the kernel of batch A runs and finds batch B in its buffers",
-        ),
-        fixed=staged(NextCall, mode, "the next call takes another slot: the first is held by its fence"),
-    )
-
-
-CASES = tuple(build(mode) for build in (copy_index_case, rebound_case, dropped_case) for mode in MODES)
+        how="The obvious repair: fresh buffers from a caching allocator, which learns of no event behind a kernel.",
+        meanwhile="the next call takes buffers for batch B, and fills them",
+        effect="the kernel of batch A runs and finds batch B in its buffers",
+        kind=ControlKind.REPAIR,
+    ),
+)

@@ -2,34 +2,33 @@
 a batch of two prompts that is too large for a step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from trtllm_kvfix.hazards.simulated import require
 
 
-@dataclass(eq=False)
-class _AdmittedRequest:
-    py_request_id: int
-    prompt_len: int
-    cached: int
-    is_first_context_chunk: bool = True
-    prepopulated_prompt_len: int = 0
+class _Double(SimpleNamespace):
+    """As much of upstream's object as a fix asks for. It is equal to itself alone."""
 
-    def get_token(self, beam: int, position: int) -> int:
-        return self.get_tokens(beam)[position]
-
-    def get_tokens(self, beam: int) -> list[int]:
-        return [beam] * self.prompt_len
-
-    def get_unique_tokens(self, beam: int) -> list[int]:  # where there is no BlockKey to make them
-        return self.get_tokens(beam)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-@dataclass
-class _Batch:
-    context_requests: list[_AdmittedRequest] = field(default_factory=list)
+def _admitted(request_id: int, cached: int) -> _Double:
+    def tokens(beam: int) -> list[int]:
+        return [beam] * 64
+
+    return _Double(
+        py_request_id=request_id,
+        prompt_len=64,
+        cached=cached,
+        is_first_context_chunk=True,
+        prepopulated_prompt_len=0,
+        get_token=lambda beam, position: tokens(beam)[position],
+        get_tokens=tokens,
+        get_unique_tokens=tokens,  # where there is no BlockKey to make them
+    )
 
 
 class _Bound:
@@ -39,23 +38,10 @@ class _Bound:
 
     def remove_sequence(self) -> None: ...  # as V1's has
 
-    def find_new_context_block(self, tokens: list[Any], request: _AdmittedRequest) -> Any:
+    def find_new_context_block(self, tokens: list[Any], request: _Double) -> Any:
         if len(tokens) <= request.cached:
             return None
-        return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
-
-
-class _AdmittingManager:
-    impl = _Bound()
-    mapping = None
-
-    def _kv_connector_should_add_sequence(self, request: _AdmittedRequest) -> bool:  # noqa: ARG002  upstream's
-        return True
-
-
-class _Managers:
-    def __init__(self, main: Any) -> None:
-        self.resource_managers = {main: _AdmittingManager()}
+        return _Double(unique_tokens=tokens[: request.cached + self.tokens_per_block])
 
 
 def self_test(main: Any, ordered: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -65,33 +51,23 @@ def self_test(main: Any, ordered: Callable[[Callable[..., Any]], Callable[..., A
     def as_upstream(manager: Any, scheduled_batch: Any) -> None:  # noqa: ARG001
         admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
 
-    large, reusing = _AdmittedRequest(1, 64, 0), _AdmittedRequest(2, 64, 60)
-    batch = _Batch([large, reusing])
-    ordered(as_upstream)(_Managers(main), batch)
+    large, reusing = _admitted(1, cached=0), _admitted(2, cached=60)
+    batch = _Double(context_requests=[large, reusing])
+    manager = _Double(impl=_Bound(), mapping=None, _kv_connector_should_add_sequence=lambda _request: True)
+    ordered(as_upstream)(_Double(resource_managers={main: manager}), batch)
     require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")
     require(batch.context_requests == [large, reusing], "the batch did not get its order back")
 
 
-@dataclass(frozen=True)
-class _Sampling:
-    beam_width: int = 1
-
-
-@dataclass(eq=False)
-class _Scheduled:
-    """A request of a batch whose reuse is known: what is left of its prompt, and the chunk that the step computes."""
-
-    context_remaining_length: int
-    context_chunk_size: int
-    context_current_position: int = 0
-    py_draft_tokens: tuple[int, ...] = ()
-    sampling_config: _Sampling = _Sampling()
-
-
-@dataclass
-class _ScheduledBatch:
-    context_requests: list[_Scheduled]
-    generation_requests: list[_Scheduled]
+def _scheduled(tokens: int) -> _Double:
+    """A request of a batch whose reuse is known: what is left of its prompt is the chunk that the step computes."""
+    return _Double(
+        context_remaining_length=tokens,
+        context_chunk_size=tokens,
+        context_current_position=0,
+        py_draft_tokens=(),
+        sampling_config=_Double(beam_width=1),
+    )
 
 
 class Fit(Protocol):
@@ -101,8 +77,8 @@ class Fit(Protocol):
 
 def self_test_of_the_budget(fit: Fit) -> None:
     for chunked, left, chunk in ((True, 2, 8), (False, 1, 20)):
-        first, last = _Scheduled(20, 20), _Scheduled(20, 20)
-        batch = _ScheduledBatch([first, last], [_Scheduled(0, 0)])
+        first, last, generating = _scheduled(20), _scheduled(20), _scheduled(0)
+        batch = _Double(context_requests=[first, last], generation_requests=[generating])
         tokens = fit(batch, 31, chunked_prefill=chunked)
         require(tokens <= 31, f"{tokens} tokens are left of a budget of 31")
         require(len(batch.context_requests) == left, f"{len(batch.context_requests)} requests stayed, expected {left}")

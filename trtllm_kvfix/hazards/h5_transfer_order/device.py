@@ -7,9 +7,11 @@ says which work of the model meets them.
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from types import SimpleNamespace
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,6 +208,31 @@ class ConnectorMover(Mover):
 BuildMover: TypeAlias = Callable[[Streams], Mover]
 
 
+class Work(str, Enum):
+    """What the model does with the blocks."""
+
+    WRITES = "kernel writes the blocks"
+    CLEARS = "kernel clears the blocks"
+    READS = "attention reads the blocks"
+
+
+@dataclass(frozen=True)
+class Race:
+    """A transfer and work of the model: what the host enqueues first is behind the gate, and the other must wait."""
+
+    name: str
+    variant: str
+    transfer: Literal["store", "load"]
+    work: Work
+    transfer_first: bool
+    title: str
+    call: str
+    meanwhile: str  # in the control
+    corrupt: str
+    intact: str
+    orders: tuple[str, ...] = ("any", "stream")  # when the driver may read sources: from the call on, or in their turn
+
+
 class TransferArm(Arm):
     """A stream behind the gate, and one that is free to run ahead of it; one computes, and the other copies.
 
@@ -214,32 +241,46 @@ class TransferArm(Arm):
     later and waits for that: work that is still not done then is held by its edge, and not merely slow.
     """
 
-    holds_copy: ClassVar[bool] = False  # which of the two streams is behind the gate
-    held_work: ClassVar[str]
-    free_work: ClassVar[str]
-
-    def __init__(self, device: Device, seed: int, build: BuildMover) -> None:
+    def __init__(self, race: Race, build: BuildMover, device: Device, seed: int) -> None:
         super().__init__(device, seed)
+        self.race = race
         self.free, self.bystander = device.create_stream(), device.create_stream()
         self.held_done, self.followed = device.create_event(), device.create_event()
-        self.seen, self.aside = (device.empty(SHAPE, "uint32") for _ in range(2))
+        self.blocks, self.seen, self.aside = (device.empty(SHAPE, "uint32") for _ in range(3))
         self.unrelated = device.pinned(SHAPE, "uint32")
-        self.compute, copy = (self.free, self.held) if self.holds_copy else (self.held, self.free)
-        self.blocks = device.empty(SHAPE, "uint32")
+        self.compute, copy = (self.free, self.held) if race.transfer_first else (self.held, self.free)
         self.mover = build(Streams(device, self.compute, copy, self.blocks))
 
     def lanes(self) -> tuple[Lane, ...]:
-        held, free = ("copy", "compute") if self.holds_copy else ("compute", "copy")
-        return Lane(f"{held} stream", self.held_work), Lane(f"{free} stream", self.free_work, not self.mover.ordered)
+        both = ("compute stream", self.race.work.value), ("copy stream", self.race.transfer)
+        held, free = reversed(both) if self.race.transfer_first else both
+        return Lane(*held), Lane(*free, early=not self.mover.ordered)
 
     def draw(self) -> NDArray[np.uint32]:
         return self.random.integers(1, 1 << 32, SHAPE, np.uint32)
 
-    def follow(self) -> None:
-        """Enqueue what uses the blocks after the call."""
+    def prepare(self) -> None:
+        self.before, self.loaded = self.draw(), self.draw()
+        self.written = 0 if self.race.work is Work.CLEARS else int(self.random.integers(1, 1 << 32))
+        if self.race.transfer == "load":
+            self.mover.offer(self.loaded)
+        self.device.upload(self.blocks, self.before, self.held)
+
+    def lead_in(self) -> None:
+        if not self.race.transfer_first:
+            self.compute_on_blocks()
+            self.device.record(self.held_done, self.held)
+
+    def call(self) -> None:
+        if self.race.transfer == "store":
+            self.mover.store()
+        else:
+            self.mover.load()
 
     def disturb(self) -> None:
-        self.follow()
+        if self.race.transfer_first:
+            self.device.record(self.held_done, self.held)
+            self.compute_on_blocks()
         self.device.record(self.followed, self.free)
         if self.mover.ordered:
             self.device.copy_batch(addresses(self.aside), addresses(self.unrelated), BYTES, "stream", self.bystander)
@@ -247,12 +288,15 @@ class TransferArm(Arm):
         else:
             self.wait_free()
 
+    def compute_on_blocks(self) -> None:
+        """Read or write the blocks as the model does, as far as order goes."""
+        if self.race.work is Work.READS:
+            self.device.copy(self.seen.address, self.blocks.address, self.blocks.nbytes, self.compute)
+        else:
+            self.device.fill_words(self.blocks.address, BLOCKS * BLOCK_WORDS, self.written, self.compute)
+
     def waiting(self) -> bool:
         return not self.mover.ordered or not (self.device.done(self.followed) and self.mover.over())
-
-    def held_work_ends(self) -> None:
-        """Call this behind the work of the held stream, before that stream is made to wait for the other."""
-        self.device.record(self.held_done, self.held)
 
     def wait_held(self) -> None:
         self.device.wait(self.held_done)
@@ -266,12 +310,15 @@ class TransferArm(Arm):
         for stream in (self.held, self.free, self.bystander):
             self.device.synchronize(stream)
 
-    def write_blocks(self, value: int) -> None:
-        self.device.fill_words(self.blocks.address, BLOCKS * BLOCK_WORDS, value, self.compute)
-
-    def read_blocks(self) -> None:
-        """Read the blocks as attention does, as far as order goes."""
-        self.device.copy(self.seen.address, self.blocks.address, self.blocks.nbytes, self.compute)
+    def compare(self) -> Comparison:
+        """What is first must find the blocks as they were, and what follows must find what the first has left."""
+        first = self.race.transfer_first
+        if self.race.transfer == "store":
+            written = np.full(SHAPE, self.written, np.uint32)
+            return Comparison(self.before if first else written, self.mover.stored())
+        if self.race.work is Work.READS:
+            return Comparison(self.loaded if first else self.before, self.device.download(self.seen, self.held))
+        return Comparison(self.loaded, self.device.download(self.blocks, self.held))
 
     def close(self) -> None:
         self.mover.close()
@@ -282,244 +329,141 @@ class TransferArm(Arm):
         super().close()
 
 
-class StoreBehindWriter(TransferArm):
-    """A store is issued while the kernel that writes the blocks is queued."""
-
-    held_work, free_work = "kernel writes the blocks", "store"
-
-    def prepare(self) -> None:
-        self.before, self.value = self.draw(), int(self.random.integers(1, 1 << 32))
-        self.device.upload(self.blocks, self.before, self.held)
-
-    def lead_in(self) -> None:
-        self.write_blocks(self.value)
-        self.held_work_ends()
-
-    def call(self) -> None:
-        self.mover.store()
-
-    def compare(self) -> Comparison:
-        return Comparison(np.full(SHAPE, self.value, np.uint32), self.mover.stored())
-
-
-class StoreBeforeWriter(StoreBehindWriter):
-    """Compute writes for the next owner of blocks whose store is queued."""
-
-    holds_copy = True
-    held_work, free_work = "store", "kernel writes the blocks"
-
-    def lead_in(self) -> None:
-        """Nothing is queued before the store."""
-
-    def follow(self) -> None:
-        self.held_work_ends()
-        self.write_blocks(self.value)
-
-    def compare(self) -> Comparison:
-        return Comparison(self.before, self.mover.stored())
-
-
-class LoadBehindReader(TransferArm):
-    """A load is issued into blocks that compute still reads for their last owner."""
-
-    held_work, free_work = "attention reads the blocks", "load"
-
-    def prepare(self) -> None:
-        self.before, self.loaded = self.draw(), self.draw()
-        self.mover.offer(self.loaded)
-        self.device.upload(self.blocks, self.before, self.held)
-        self.device.upload(self.seen, np.zeros(SHAPE, np.uint32), self.held)
-
-    def lead_in(self) -> None:
-        self.read_blocks()
-        self.held_work_ends()
-
-    def call(self) -> None:
-        self.mover.load()
-
-    def compare(self) -> Comparison:
-        return Comparison(self.before, self.device.download(self.seen, self.held))
-
-
-class LoadBehindZeroing(LoadBehindReader):
-    """A load is issued into blocks that compute is about to clear for their new owner."""
-
-    held_work, free_work = "kernel clears the blocks", "load"
-
-    def lead_in(self) -> None:
-        self.write_blocks(0)
-        self.held_work_ends()
-
-    def compare(self) -> Comparison:
-        return Comparison(self.loaded, self.device.download(self.blocks, self.held))
-
-
-class LoadBeforeReader(LoadBehindReader):
-    """Compute reads blocks whose load is queued."""
-
-    holds_copy = True
-    held_work, free_work = "load", "attention reads the blocks"
-
-    def lead_in(self) -> None:
-        """Nothing is queued before the load."""
-
-    def follow(self) -> None:
-        self.held_work_ends()
-        self.read_blocks()
-
-    def compare(self) -> Comparison:
-        return Comparison(self.loaded, self.device.download(self.seen, self.held))
-
-
-class Words(NamedTuple):
-    name: str
-    variant: str
-    arm: type[TransferArm]
-    title: str
-    call: str
-    meanwhile: str  # in the control
-    corrupt: str
-    intact: str
-    orders: tuple[str, ...] = ("any", "stream")  # when the driver may read sources: from the call on, or in their turn
-
-
+STORE, LOAD = "the store of the blocks is issued", "the load of the blocks is issued"
+STORE_BEHIND_WRITER = Race(
+    "store-order",
+    "writer",
+    "store",
+    Work.WRITES,
+    transfer_first=False,
+    title="Store: blocks are saved while the kernel that writes them is queued",
+    call=STORE,
+    meanwhile="the store is over, and nothing has written the blocks yet",
+    corrupt="the kernel writes the blocks; what was saved is what was there before",
+    intact="the kernel writes the blocks, then the store saves them",
+)
+LOAD_BEHIND_READER = Race(
+    "load-order",
+    "reader",
+    "load",
+    Work.READS,
+    transfer_first=False,
+    title="Load: blocks are filled while attention that reads their last contents is queued",
+    call=LOAD,
+    meanwhile="the load is over, and nobody has read the blocks yet",
+    corrupt="attention runs and reads what was loaded for somebody else",
+    intact="attention reads the blocks, then the load fills them",
+)
 COPIES = (
-    Words(
-        "store-order",
-        "writer",
-        StoreBehindWriter,
-        "Store: blocks are saved while the kernel that writes them is queued",
-        "the store of the blocks is issued",
-        "the store is over, and nothing has written the blocks yet",
-        "the kernel writes the blocks; what was saved is what was there before",
-        "the kernel writes the blocks, then the store saves them",
-    ),
-    Words(
+    STORE_BEHIND_WRITER,
+    Race(
         "store-order",
         "early writer",
-        StoreBeforeWriter,
-        "Store: blocks are written for their next owner while the store of their contents is queued",
-        "the store of the blocks is issued",
-        "the kernel of the next owner is over, and nothing has been saved yet",
-        "the store saves what belongs to the next owner",
-        "the store saves the blocks, then the next owner's kernel writes them",
+        "store",
+        Work.WRITES,
+        transfer_first=True,
+        title="Store: blocks are written for their next owner while the store of their contents is queued",
+        call=STORE,
+        meanwhile="the kernel of the next owner is over, and nothing has been saved yet",
+        corrupt="the store saves what belongs to the next owner",
+        intact="the store saves the blocks, then the next owner's kernel writes them",
         orders=("stream",),  # ANY lets the driver read the blocks early, which saves a control now and then
     ),
-    Words(
-        "load-order",
-        "reader",
-        LoadBehindReader,
-        "Load: blocks are filled while attention that reads their last contents is queued",
-        "the load of the blocks is issued",
-        "the load is over, and nobody has read the blocks yet",
-        "attention runs and reads what was loaded for somebody else",
-        "attention reads the blocks, then the load fills them",
-    ),
-    Words(
+    LOAD_BEHIND_READER,
+    Race(
         "load-order",
         "zeroing",
-        LoadBehindZeroing,
-        "Load: blocks are filled while the kernel that clears them is queued",
-        "the load of the blocks is issued",
-        "the load is over, and the blocks have not been cleared yet",
-        "the kernel clears the blocks; what was loaded is gone",
-        "the kernel clears the blocks, then the load fills them",
+        "load",
+        Work.CLEARS,
+        transfer_first=False,
+        title="Load: blocks are filled while the kernel that clears them is queued",
+        call=LOAD,
+        meanwhile="the load is over, and the blocks have not been cleared yet",
+        corrupt="the kernel clears the blocks; what was loaded is gone",
+        intact="the kernel clears the blocks, then the load fills them",
     ),
-    Words(
+    Race(
         "load-order",
         "early reader",
-        LoadBeforeReader,
-        "Load: attention reads the blocks while the load that fills them is queued",
-        "the load of the blocks is issued",
-        "attention is over, and nothing has been loaded yet",
-        "the load fills the blocks; attention has read what was there before",
-        "the load fills the blocks, then attention reads them",
+        "load",
+        Work.READS,
+        transfer_first=True,
+        title="Load: attention reads the blocks while the load that fills them is queued",
+        call=LOAD,
+        meanwhile="attention is over, and nothing has been loaded yet",
+        corrupt="the load fills the blocks; attention has read what was there before",
+        intact="the load fills the blocks, then attention reads them",
     ),
 )
-THROUGH_CONNECTOR = (
-    Words(
-        "connector-store",
-        "writer",
-        StoreBehindWriter,
-        "Connector: a prompt goes to the host tier while the kernels that write its blocks are queued",
-        "the connector learns that the prompt has been computed",
-        "the store is over, and the compute stream has not begun",
-        "the kernel writes the blocks; the host tier keeps what was there before",
-        "the kernel writes the blocks, then they are stored",
-    ),
-    Words(
-        "connector-load",
-        "reader",
-        LoadBehindReader,
-        "Connector: a prompt comes back into blocks that queued attention reads for their last owner",
-        "the connector learns where the prompt's blocks are",
-        "the load is over, and the compute stream has not begun",
-        "attention runs and reads what was loaded for somebody else",
-        "attention reads the blocks, then they are loaded",
-    ),
+STORED_BY_CONNECTOR = replace(
+    STORE_BEHIND_WRITER,
+    name="connector-store",
+    title="Connector: a prompt goes to the host tier while the kernels that write its blocks are queued",
+    call="the connector learns that the prompt has been computed",
+)
+LOADED_BY_CONNECTOR = replace(
+    LOAD_BEHIND_READER,
+    name="connector-load",
+    title="Connector: a prompt comes back into blocks that queued attention reads for their last owner",
+    call="the connector learns where the prompt's blocks are",
 )
 
 
-def build(arm: type[TransferArm], mover: BuildMover, device: Device, seed: int) -> TransferArm:
-    return arm(device, seed, mover)
+class Way(NamedTuple):
+    mover: BuildMover
+    how: str
 
 
-def copies(words: Words, order: str) -> Case:
+def no_event(order: str) -> Way:
+    how = "As in connectors before their fix: no event orders the streams."
+    return Way(partial(Unordered, order=order), f"{how} Source order {order.upper()}.")
+
+
+def event(order: str, how: str = "An event orders the streams.") -> Way:
+    return Way(partial(Ordered, order=order), f"{how} Source order {order.upper()}.")
+
+
+HALF = event("any", "An event orders the streams, but the driver may read the sources of the store before their turn.")
+ON_AN_IDLE_STREAM = Way(
+    partial(ConnectorMover, ordered=False), "The same connector, given a stream on which nothing runs."
+)
+CONNECTOR = Way(
+    partial(ConnectorMover, ordered=True),
+    "The connector marks the stream that computes, and its copy stream waits for the mark.",
+)
+
+
+def case(race: Race, variant: str, kind: ControlKind, control: Way, fixed: Way, half: Way | None = None) -> Case:
+    def side(way: Way, meanwhile: str, effect: str) -> Side:
+        return Side(partial(TransferArm, race, way.mover), way.how, meanwhile, effect)
+
+    held = "an unordered copy, issued later, is over: only the edge holds this one"
+    early = "the kernel writes, then the store runs, unless its sources were read early"
+    return Case(
+        name=race.name,
+        variant=variant,
+        hazard="H5",
+        title=race.title,
+        call=race.call,
+        control_kind=kind,
+        control=side(control, race.meanwhile, race.corrupt),
+        fixed=side(fixed, held, race.intact),
+        half=half and side(half, held, early),
+    )
+
+
+def copies(race: Race, order: str) -> Case:
     # Where the source itself is being written, the fix needs STREAM as well, whatever the control took.
-    needs_stream = words.arm is StoreBehindWriter
-
-    def ordered(order: str, effect: str, how: str = "An event orders the streams.") -> Side:
-        meanwhile = "an unordered copy, issued later, is over: only the edge holds this one"
-        mover = partial(Ordered, order=order)
-        return Side(partial(build, words.arm, mover), f"{how} Source order {order.upper()}.", meanwhile, effect)
-
-    half = ordered(
-        "any",
-        "the kernel writes, then the store runs, unless its sources were read early",
-        "An event orders the streams, but the driver may read the sources of the store before their turn.",
-    )
-    return Case(
-        name=words.name,
-        variant=f"{words.variant}, {order}",
-        hazard="H5",
-        title=words.title,
-        call=words.call,
-        control_kind=ControlKind.NO_EVENT,
-        control=Side(
-            partial(build, words.arm, partial(Unordered, order=order)),
-            f"As in connectors before their fix: no event orders the streams. Source order {order.upper()}.",
-            words.meanwhile,
-            words.corrupt,
-        ),
-        fixed=ordered("stream" if needs_stream else order, words.intact),
-        half=half if needs_stream and order == "any" else None,
-    )
-
-
-def through_connector(words: Words) -> Case:
-    return Case(
-        name=words.name,
-        variant=words.variant,
-        hazard="H5",
-        title=words.title,
-        call=words.call,
-        control_kind=ControlKind.WRONG_STREAM,
-        control=Side(
-            partial(build, words.arm, partial(ConnectorMover, ordered=False)),
-            "The same connector, given a stream on which nothing runs.",
-            words.meanwhile,
-            words.corrupt,
-        ),
-        fixed=Side(
-            partial(build, words.arm, partial(ConnectorMover, ordered=True)),
-            "The connector marks the stream that computes, and its copy stream waits for the mark.",
-            "an unordered copy, issued later, is over: only the mark holds this one",
-            words.intact,
-        ),
-    )
+    needs_stream = race is STORE_BEHIND_WRITER
+    fixed = event("stream" if needs_stream else order)
+    half = HALF if needs_stream and order == "any" else None
+    return case(race, f"{race.variant}, {order}", ControlKind.NO_EVENT, no_event(order), fixed, half)
 
 
 CASES = (
-    *(copies(words, order) for words in COPIES for order in words.orders),
-    *map(through_connector, THROUGH_CONNECTOR),
+    *(copies(race, order) for race in COPIES for order in race.orders),
+    *(
+        case(race, race.variant, ControlKind.WRONG_STREAM, ON_AN_IDLE_STREAM, CONNECTOR)
+        for race in (STORED_BY_CONNECTOR, LOADED_BY_CONNECTOR)
+    ),
 )

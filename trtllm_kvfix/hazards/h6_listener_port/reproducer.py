@@ -4,7 +4,6 @@ Shows:     agents are configured with enable_listen_thread=True and no port, as 
            does. The first one listens on the default port; the second, in another process, cannot.
 Control:   two agents without a listener, which both come up.
 Needs:     NIXL (pip install nixl), no torch, no GPU, no TensorRT-LLM. Takes ten seconds, or 60 where NIXL hangs.
-Exit code: 1 the hazard shows, 0 it does not, 2 NIXL is missing, or the control is wrong.
 """
 
 import subprocess

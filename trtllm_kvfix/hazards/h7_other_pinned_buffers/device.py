@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-
-from trtllm_kvfix.hazards.case import Arm, Comparison, Lane
-from trtllm_kvfix.hazards.host_thread import HostThread
+from trtllm_kvfix.hazards.case import Lane
+from trtllm_kvfix.hazards.loop_arm import LoopArm
 from trtllm_kvfix.hazards.simulated import trial
 from trtllm_kvfix.native import Device
 
@@ -20,48 +18,28 @@ class FenceUnderTest(Protocol):
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]: ...
 
 
-class Loop(Arm):
+class Loop(LoopArm):
     """Inputs of a step are prepared; then the loop schedules the next one, which may write any host buffer."""
 
     def __init__(self, fence: FenceUnderTest, device: Device, seed: int) -> None:
-        super().__init__(device, seed)
-        self.buffer, self.inputs = device.pinned((WORDS,), "uint32"), device.empty((WORDS,), "uint32")
-        self._host = HostThread(device, self.held)  # one thread for both: a fence may keep its marks by thread
+        super().__init__(device, seed, (WORDS,))
         self._prepare, self._schedule = fence.recording(self._copy), fence.waiting(self._write)
 
     def lanes(self) -> tuple[Lane, ...]:
         return Lane("stream", "copy"), Lane("next step", "writes the buffer")
 
-    def prepare(self) -> None:
-        self.steps = self.random.integers(1, 1 << 32, (2, WORDS), np.uint32)
-
     def call(self) -> None:
-        self._host.do(lambda: self._prepare("engine"))
+        self.in_loop(lambda: self._prepare("engine"))  # one thread for both: a fence may keep its marks by thread
 
-    def disturb(self) -> None:
-        self._host.begin(lambda: self._schedule("executor"))
-
-    def waiting(self) -> bool:
-        return self._host.waits()
-
-    def settle(self) -> None:
-        super().settle()
-        self._host.finish()
-
-    def compare(self) -> Comparison:
-        """The device had to find the first step's inputs; in the end the second step's are in the buffer."""
-        return Comparison(self.steps, np.stack([self.device.download(self.inputs, self.held), self.buffer.array]))
-
-    def close(self) -> None:
-        self._host.close()
-        super().close()
+    def write_next(self) -> None:
+        self._schedule("executor")
 
     def _copy(self, _engine: Any) -> None:
-        self.buffer.array[:] = self.steps[0]
-        self.device.copy(self.inputs.address, self.buffer.address, self.buffer.nbytes, self.held)
+        self.table.array[:] = self.steps[0]
+        self.device.copy(self.seen.address, self.table.address, self.table.nbytes, self.held)
 
     def _write(self, _executor: Any) -> None:
-        self.buffer.array[:] = self.steps[1]
+        self.table.array[:] = self.steps[1]
 
 
 def self_test(build: Callable[[], FenceUnderTest]) -> None:

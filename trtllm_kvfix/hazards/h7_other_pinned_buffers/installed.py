@@ -5,18 +5,16 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from trtllm_kvfix.hazards import build
+from trtllm_kvfix.hazards.build import FIRST, LENGTH, SECOND, metadata, with_two_batches
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.executors import Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
 from trtllm_kvfix.hazards.hazard import Scenario
-from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, manager, mapping
+from trtllm_kvfix.hazards.small import mapping
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 
 ENGINE = "PyTorchModelEngine"
 SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
-FIRST, SECOND = [1, 2], [3, 4]
-LENGTH = 2 * TOKENS_PER_BLOCK + 6
 PROMPT_LENS = {tuple(FIRST): [LENGTH, LENGTH - 1], tuple(SECOND): [LENGTH - 2, LENGTH - 3]}
 
 
@@ -39,14 +37,8 @@ class _Loop(Played):
     def __init__(self, ground: Ground, up: Upstream) -> None:
         self._ground = ground
         kind = up.attribute(RESOURCE_MANAGER, "KVCacheManager")
-        stream = ground.stream()
-        self._cache = manager(kind, stream)
-        self._stream = getattr(self._cache, "_stream", stream)
-        ids = FIRST + SECOND
-        if self._cache.add_dummy_requests(ids, [LENGTH] * len(ids)) is None:
-            raise Unavailable("the cache has no room for four requests")
-        lengths = ground.lengths([LENGTH] * len(FIRST))
-        self._metadata = build.metadata(up, self._cache, lengths, FIRST, [LENGTH] * len(FIRST))
+        self._cache, self._stream = with_two_batches(kind, ground)
+        self._metadata = metadata(up, self._cache, ground)
         self._output = getattr(self._metadata, "prompt_lens_cuda", None)
         if self._output is None:
             raise Unavailable("attention's metadata has no prompt_lens_cuda")

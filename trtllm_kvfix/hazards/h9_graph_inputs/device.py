@@ -10,25 +10,24 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
-from trtllm_kvfix.hazards.host_thread import HostThread
+from trtllm_kvfix.hazards.case import Case, ControlKind, Lane, Side
+from trtllm_kvfix.hazards.loop_arm import LoopArm
 from trtllm_kvfix.hazards.simulated import trial
-from trtllm_kvfix.native import Device
+from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 
 SLOTS, WORDS = SHAPE = (8, 4)  # of each adapter: its rank, and where its weights are
 ROW_BYTES = WORDS * 4
 
 
 class Graph:
-    """A table by slot, and what a model captured that copies it to the device, slot by slot."""
+    """What a model captured: it copies a table to the device, slot by slot."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, table: PinnedArray, seen: DeviceArray) -> None:
         self._device = device
-        self.table, self.seen = device.pinned(SHAPE, "uint32"), device.empty(SHAPE, "uint32")
+        self.table = table
         rows = np.arange(SLOTS, dtype=np.uint64) * np.uint64(ROW_BYTES)
         sizes = np.full(SLOTS, ROW_BYTES, np.uint64)
-        to, origin = np.uint64(self.seen.address) + rows, np.uint64(self.table.address) + rows
-        self._captured = device.capture_copies(to, origin, sizes)
+        self._captured = device.capture_copies(np.uint64(seen.address) + rows, np.uint64(table.address) + rows, sizes)
 
     def replay(self, stream: int) -> None:
         self._device.launch_graph(self._captured, stream)
@@ -40,38 +39,30 @@ class Graph:
         self._device.destroy_graph(self._captured)
 
 
-class Steps(Arm):
+class Steps(LoopArm):
     """Upstream: every step fills the table in place and replays the graph; nothing lies between two steps."""
 
-    is_early = True  # the next step, which does not wait
+    next_waits = False
 
     def __init__(self, device: Device, seed: int) -> None:
-        super().__init__(device, seed)
-        self.graph = Graph(device)
+        super().__init__(device, seed, SHAPE)
+        self.graph = Graph(device, self.table, self.seen)
 
     def lanes(self) -> tuple[Lane, ...]:
-        return Lane("stream", "replay"), Lane("next step", "fills the table", self.is_early)
-
-    def prepare(self) -> None:
-        self.tables = self.random.integers(1, 1 << 32, (2, *SHAPE), np.uint32)
+        return Lane("stream", "replay"), Lane("next step", "fills the table", early=not self.next_waits)
 
     def call(self) -> None:
         self.fill(0)
         self.replay()
 
-    def disturb(self) -> None:
+    def write_next(self) -> None:
         self.fill(1)
 
     def fill(self, step: int) -> None:
-        self.graph.write(self.tables[step])
+        self.graph.write(self.steps[step])
 
     def replay(self) -> None:
         self.graph.replay(self.held)
-
-    def compare(self) -> Comparison:
-        """The replay had to find the first step's table; in the end the second step's is there."""
-        found = [self.device.download(self.graph.seen, self.held), self.graph.table.array.copy()]
-        return Comparison(self.tables, np.stack(found))
 
     def close(self) -> None:
         self.graph.close()
@@ -89,42 +80,24 @@ class ReplayProtection(Protocol):
 class FencedSteps(Steps):
     """The fix itself: an event behind each replay, and a table that is filled behind that event."""
 
-    is_early = False
+    next_waits = True
 
     def __init__(self, build: Callable[[], ReplayProtection], device: Device, seed: int) -> None:
         super().__init__(device, seed)
         fence = build()
-        fence.handing_out(lambda _graph: self.graph.table)(self.graph)
+        fence.handing_out(lambda _graph: self.table)(self.graph)
         self._fill: Callable[..., None] = fence.writing(Graph.write)
         self._replay: Callable[..., None] = fence.replaying(lambda *_: self.graph.replay(self.held))
-        self._host = HostThread(device, self.held)
-
-    def fill(self, step: int) -> None:
-        self._fill(self.graph, self.tables[step])
 
     def call(self) -> None:
-        with self._host.current():
+        with self.stream_is_current():
             super().call()
+
+    def fill(self, step: int) -> None:
+        self._fill(self.graph, self.steps[step])
 
     def replay(self) -> None:
         self._replay(None, "key", {"lora_params": {"cuda_graph_params": self.graph}})
-
-    def disturb(self) -> None:
-        self._host.begin(lambda: self.fill(1))
-
-    def waiting(self) -> bool:
-        return self._host.waits()
-
-    def wait_free(self) -> None:
-        self._host.finish()
-
-    def settle(self) -> None:
-        super().settle()
-        self.wait_free()
-
-    def close(self) -> None:
-        self._host.close()
-        super().close()
 
 
 def self_test(build: Callable[[], ReplayProtection]) -> None:

@@ -5,7 +5,6 @@ Nothing is counted here.
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from difflib import SequenceMatcher
 from html import escape
 from io import StringIO
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_kvfix.pages import filled, paragraphs
+from trtllm_kvfix.pages import filled
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.tools.json_model import JsonModel
 
@@ -56,6 +55,11 @@ class SceneOutcome(JsonModel):
     manager: str
     control: ChatOutcome
     fixed: ChatOutcome
+
+    @property
+    def pairs(self) -> list[tuple[AnswerRead, AnswerRead]]:
+        """Each answer without the fix, and with it."""
+        return list(zip(self.control.answers, self.fixed.answers, strict=True))
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -134,9 +138,7 @@ def _table(scene: SceneOutcome, letters: int) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("user: prompt\n  should read", "\nreads without the fix", "\nwhose text", "\nwith it"):
         table.add_column(heading, no_wrap=True)
-    fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
-    for answer in chosen(scene):
-        with_it = fixed[answer.user, answer.turn]
+    for answer, with_it in clearest(scene):
         prompt = short(f"{answer.user}: {answer.asked.strip()} …", letters + 2)
         table.add_row(
             Text(f"{prompt}\n  {short(answer.expected, letters)}"),
@@ -155,10 +157,9 @@ def whose_text(answer: AnswerRead) -> str:
     return f"{answer.user}'s" if answer.right else "nobody's"
 
 
-def chosen(scene: SceneOutcome) -> list[AnswerRead]:
-    """The clearest ones: first those with another user's text, then other wrong ones."""
-    order = sorted(scene.control.answers, key=lambda answer: (answer.from_whom is None, answer.right))
-    return order[:SHOWN]
+def clearest(scene: SceneOutcome) -> list[tuple[AnswerRead, AnswerRead]]:
+    """First those with another user's text, then other wrong ones."""
+    return sorted(scene.pairs, key=lambda pair: (pair[0].from_whom is None, pair[0].right))[:SHOWN]
 
 
 def short(text: str, letters: int) -> str:
@@ -230,13 +231,14 @@ AGREES_MIN = 4  # letters in a row
 def page(report: DemoReport) -> str:
     return filled(
         __package__,
+        version=report.version,
         subject=report.device,
         headline=headline(report),
-        facts=facts(report),
-        verdict="proven" if report.proven else "failed",
-        conclusion=paragraphs([*complaints(report), conclusion(report)]),
+        facts=(report.device, "its own engine, not TensorRT-LLM"),
+        proven=report.proven,
+        conclusion=[*complaints(report), conclusion(report)],
         sections="\n".join(map(section, report.scenes)),
-        notes=paragraphs(notes(report)),
+        notes=notes(report),
     )
 
 
@@ -249,15 +251,8 @@ def headline(report: DemoReport) -> str:
     return f"Not every scene shows what it should, {where}"
 
 
-def facts(report: DemoReport) -> str:
-    written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    shown = (report.device, f"trtllm-kvfix {report.version}", "its own engine, not TensorRT-LLM", written)
-    return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
-
-
 def section(scene: SceneOutcome) -> str:
-    fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
-    rows = "\n".join("".join(row(answer, fixed[answer.user, answer.turn])) for answer in scene.control.answers)
+    rows = "\n".join("".join(row(*pair)) for pair in scene.pairs)
     return (
         f'<section id="{scene.fix}"><h2>{escape(scene.title)}</h2>'
         f"<p>{scene.hazard}, without <code>{scene.fix}</code>. {escape(scene.without)}</p>"

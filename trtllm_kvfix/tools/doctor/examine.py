@@ -213,23 +213,31 @@ def _lack_word(status: FixStatus, hook: str, *, forced: bool) -> str | None:
     return None if lack is None else lack.value
 
 
+def with_lack(statuses: Sequence[FixStatus], lack: Lack, hook: str, *, forced: bool = False) -> list[FixStatus]:
+    return [status for status in statuses if lack_of(status, hook, forced=forced) is lack]
+
+
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
-    """Reasons to exit with 1. The remedy for fixes that no hook brings is named once."""
-    lacks = [(status, lack_of(status, hook, forced=forced)) for status in statuses]
-    found = [
+    """Reasons to exit with 1."""
+    undecided = with_lack(statuses, Lack.UNDECIDED, hook, forced=forced)
+    unhooked = with_lack(statuses, Lack.UNHOOKED, hook, forced=forced)
+    return [*map(_undecided, undecided), *([_unhooked(unhooked)] if unhooked else [])]
+
+
+def _undecided(status: FixStatus) -> str:
+    return (
         f"fix {status.id} is not applied, because its probe cannot tell whether it fits: {status.reason}; "
         f"kvfix.fixes.{status.id}: off accepts that"
-        for status, lack in lacks
-        if lack is Lack.UNDECIDED
-    ]
-    unhooked = [status.id for status, lack in lacks if lack is Lack.UNHOOKED]
-    if unhooked:
-        needed = f"{number_of(len(unhooked), 'fix', 'fixes')} {form(len(unhooked), 'is', 'are')} needed"
-        found.append(
-            f"{needed} and no hook is active ({', '.join(unhooked)}): `trtllm-kvfix run -- COMMAND` starts a server "
-            "with them, `trtllm-kvfix enable` installs a hook"
-        )
-    return found
+    )
+
+
+def _unhooked(statuses: Sequence[FixStatus]) -> str:
+    """One remedy for all of them."""
+    needed = f"{number_of(len(statuses), 'fix', 'fixes')} {form(len(statuses), 'is', 'are')} needed"
+    return (
+        f"{needed} and no hook is active ({', '.join(status.id for status in statuses)}): `trtllm-kvfix run -- "
+        "COMMAND` starts a server with them, `trtllm-kvfix enable` installs a hook"
+    )
 
 
 def switched_off(statuses: Sequence[FixStatus], hook: str) -> list[str]:
@@ -237,8 +245,7 @@ def switched_off(statuses: Sequence[FixStatus], hook: str) -> list[str]:
     by = f"{ENV_ENABLED} or kvfix.enabled is false" if hook == "off" else ""
     return [
         f"fix {status.id} is needed ({status.reason}) and switched off: {by or f'kvfix.fixes.{status.id} is off'}"
-        for status in statuses
-        if lack_of(status, hook, forced=False) is Lack.SWITCHED_OFF
+        for status in with_lack(statuses, Lack.SWITCHED_OFF, hook)
     ]
 
 

@@ -1,27 +1,26 @@
 """All cases, and how one is run: every iteration holds the device, overwrites the source, and lets go."""
 
 import difflib
-import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import Event, Lock, Thread
 from time import perf_counter_ns
-from types import TracebackType
 
 import numpy as np
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side
+from trtllm_kvfix.hazards.ground import collecting_nothing, held
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
 from trtllm_kvfix.hazards.h5_transfer_order import device as transfer_order
 from trtllm_kvfix.hazards.h9_graph_inputs import device as graph_inputs
 from trtllm_kvfix.hazards.h13_ephemeral_sources import device as ephemeral_sources
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
+from trtllm_kvfix.tools.verify.report import ArmOutcome, CaseOutcome, Example, Timeline
 
 CASES: tuple[Case, ...] = (
     *offsets_v1.CASES,
@@ -51,16 +50,17 @@ class StuckBehindGate(KvfixError):
 
 
 class Gates:
-    """Closes one gate at a time. A gate that stays closed for one to two times `held_s_max` is opened, and `open`
-    reports it."""
+    """Close one gate at a time. What is closed at two looks of the watchdog, which are `held_s_max` apart, it opens.
+
+    Its thread lasts as long as all gates: one that starts while a call is measured would take its time.
+    """
 
     def __init__(self, device: Device, held_s_max: float = HELD_S_MAX) -> None:
         self._device = device
         self._held_s_max = held_s_max
-        self._lock = Lock()  # guards what follows
-        self._gate: int | None = None
-        self._closed = 0  # gates closed so far
-        self._seen = 0  # and when the watchdog last looked
+        self._lock = Lock()  # guards the next three
+        self._closed: ExitStack | None = None
+        self._seen: ExitStack | None = None
         self._forced = False
         self._stopping = Event()
         self._watchdog = Thread(target=self._watch, name="kvfix-verify-watchdog", daemon=True)
@@ -69,62 +69,40 @@ class Gates:
         self._watchdog.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopping.set()
         self._watchdog.join()
 
     @contextmanager
     def closed(self, stream: int) -> Iterator[None]:
-        """Hold the stream until `open`, at the latest until the block ends: a held stream never drains."""
-        with self._lock:
-            self._gate = self._device.close_gate(stream)
-            self._closed += 1
+        gate = ExitStack()
         with collecting_nothing():
+            with self._lock:
+                self._closed = gate
+                gate.enter_context(held(self._device, stream))
             try:
                 yield
             finally:
-                self.open()
-
-    def open(self) -> None:
-        with self._lock:
-            self._let_go()
-            if self._forced:
-                raise StuckBehindGate(
-                    f"the host waited for a held stream for more than {self._held_s_max:g} s; what it calls must "
-                    "return while the stream is pending. Usual cause: a ring without a free slot, or a driver that "
-                    "waits for every stream"
-                )
-
-    def _let_go(self) -> None:
-        if self._gate is not None:
-            gate, self._gate = self._gate, None
-            self._device.open_gate(gate)
+                with self._lock:
+                    self._closed = None
+                    gate.close()
+        if self._forced:
+            raise StuckBehindGate(
+                f"the host waited for a held stream for more than {self._held_s_max:g} s; what it calls must return "
+                "while the stream is pending. Usual cause: a ring without a free slot, or a driver that waits for "
+                "every stream"
+            )
 
     def look(self) -> None:
-        """One round of the watchdog: open the gate if it was closed in the last round, too."""
         with self._lock:
-            if self._gate is not None and self._closed == self._seen:
+            if self._closed is not None and self._closed is self._seen:
                 self._forced = True
-                self._let_go()
+                self._closed.close()
             self._seen = self._closed
 
     def _watch(self) -> None:
         while not self._stopping.wait(self._held_s_max):
             self.look()
-
-
-@contextmanager
-def collecting_nothing() -> Iterator[None]:
-    """A collection may free memory of an earlier arm, and a driver waits for all streams before it does."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -135,13 +113,14 @@ class Iteration:
 
 
 class Stopwatch:
-    """Microseconds since it was made."""
+    """Notes moments, in microseconds since it was made."""
 
     def __init__(self) -> None:
         self._start = perf_counter_ns()
+        self.noted: dict[str, float] = {}
 
-    def __call__(self) -> float:
-        return (perf_counter_ns() - self._start) / 1000
+    def note(self, moment: str) -> None:
+        self.noted[f"{moment}_us"] = (perf_counter_ns() - self._start) / 1000
 
 
 def run_case(device: Device, case: Case, iterations: int, seed: int, on_iteration: Callable[[], object]) -> CaseOutcome:
@@ -184,7 +163,7 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
         corrupt=sum(one.example is not None for one in done),
         pending=sum(one.pending for one in done),
         call_us_median=median(one.timeline.returned_us - one.timeline.call_us for one in done),
-        lanes=[LaneOutcome(name=lane.name, work=lane.work, early=lane.early) for lane in arm.lanes()],
+        lanes=list(arm.lanes()),
         timeline=typical(done),
         example=next((one.example for one in done if one.example is not None), None),
     )
@@ -204,34 +183,24 @@ def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
     device = arm.device
     arm.prepare()
     arm.settle()
-    clock = Stopwatch()
     with gates.closed(arm.held):
+        clock = Stopwatch()
         arm.lead_in()
-        call = clock()
+        clock.note("call")
         arm.call()
-        returned = clock()
+        clock.note("returned")
         device.record(event, arm.held)
-        disturb = clock()
+        clock.note("disturb")
         arm.disturb()
-        disturbed = clock()
+        clock.note("disturbed")
         pending = not device.done(event) and arm.waiting()
-        opened = clock()
-        gates.open()
+        clock.note("opened")
     arm.wait_held()
-    held_done = clock()
+    clock.note("held_done")
     arm.wait_free()
-    done = clock()
+    clock.note("done")
     arm.settle()
-    timeline = Timeline(
-        iteration=number,
-        call_us=call,
-        returned_us=returned,
-        disturb_us=disturb,
-        disturbed_us=disturbed,
-        opened_us=opened,
-        held_done_us=held_done,
-        done_us=done,
-    )
+    timeline = Timeline(iteration=number, **clock.noted)
     return Iteration(timeline, pending, first_wrong(arm.compare(), number))
 
 

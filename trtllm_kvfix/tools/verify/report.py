@@ -7,7 +7,6 @@ here.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from enum import Enum
 from html import escape
 from itertools import groupby
@@ -18,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_kvfix.hazards.case import ControlKind
-from trtllm_kvfix.pages import filled, paragraphs
+from trtllm_kvfix.hazards.case import ControlKind, Lane
+from trtllm_kvfix.pages import filled
 from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.tools.json_model import JsonModel
 from trtllm_kvfix.tools.terminal import wrapped
@@ -64,12 +63,6 @@ class Example(JsonModel):
     words: int
 
 
-class LaneOutcome(JsonModel):
-    name: str
-    work: str
-    early: bool
-
-
 class ArmOutcome(JsonModel):
     how: str
     meanwhile: str
@@ -78,7 +71,7 @@ class ArmOutcome(JsonModel):
     corrupt: int
     pending: int  # iterations in which the work under test was seen pending before the gate was opened
     call_us_median: float
-    lanes: list[LaneOutcome]
+    lanes: list[Lane]
     timeline: Timeline
     example: Example | None
 
@@ -380,7 +373,7 @@ def host_lane(scale: Scale, arm: ArmOutcome) -> Iterator[str]:
         yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), "watch", "waits")
 
 
-def device_lane(scale: Scale, arm: ArmOutcome, lane: LaneOutcome, row: int) -> Iterator[str]:
+def device_lane(scale: Scale, arm: ArmOutcome, lane: Lane, row: int) -> Iterator[str]:
     at = arm.timeline
     kind = "wrong" if arm.corrupt else "right"
     yield label(row, lane.name)
@@ -451,14 +444,15 @@ def page(report: VerifyReport) -> str:
     groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
     return filled(
         __package__,
+        version=report.version,
         subject=report.device.name,
         headline=headline(report),
-        facts=fact_items(report),
-        verdict="proven" if report.proven else "failed",
-        conclusion=paragraphs([*complaints(report), conclusion(report)]),
+        facts=facts(report),
+        proven=report.proven,
+        conclusion=[*complaints(report), conclusion(report)],
         rows="\n".join(row(case, is_first=case is group[0]) for group in groups for case in group),
         sections="\n".join(map(section, groups)),
-        notes=paragraphs(notes(report)),
+        notes=notes(report),
     )
 
 
@@ -473,12 +467,6 @@ def headline(report: VerifyReport) -> str:
         return f"{where}, {len(report.cases)} of {number_of(report.cases_planned, 'case')} ran before the interrupt."
     do_not = form(bad, "does not show what it should", "do not show what they should")
     return f"{where}, {bad} of {number_of(len(report.cases), 'case')} {do_not}."
-
-
-def fact_items(report: VerifyReport) -> str:
-    written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    shown = (*facts(report), f"trtllm-kvfix {report.version}", written)
-    return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
 
 
 def row(case: CaseOutcome, *, is_first: bool) -> str:

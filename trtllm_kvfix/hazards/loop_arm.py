@@ -1,0 +1,93 @@
+"""The engine's loop in a thread of its own: where a fix makes the host wait, one sees that it does."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from threading import Event
+from typing import Any, cast
+
+import numpy as np
+
+from trtllm_kvfix.hazards.case import Arm, Comparison
+from trtllm_kvfix.native import Device
+from trtllm_kvfix.staging import on_stream
+
+LIMIT_S = 60.0
+
+
+class _ReportingDevice:
+    """A device that reports when a thread is about to wait for an event."""
+
+    def __init__(self, device: Device, blocked: Event) -> None:
+        self._device = device
+        self._blocked = blocked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def wait(self, event: int) -> None:
+        self._blocked.set()
+        self._device.wait(event)
+
+
+class LoopArm(Arm):
+    """A step writes a table and enqueues what reads it; the next step, in the loop's thread, writes the table again."""
+
+    next_waits = True  # as long as the device has not read the table
+
+    def __init__(self, device: Device, seed: int, shape: tuple[int, ...]) -> None:
+        super().__init__(device, seed)
+        self.table, self.seen = device.pinned(shape, "uint32"), device.empty(shape, "uint32")
+        self._blocked = Event()  # the next step waits for the device, or is over
+        self._reporting = cast("Device", _ReportingDevice(device, self._blocked))
+        self._loop = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvfix-hazard-loop")
+        self._next: Future[None] | None = None
+
+    @abstractmethod
+    def write_next(self) -> None:
+        """Write the second step's table, as the loop does."""
+
+    def prepare(self) -> None:
+        self.steps = self.random.integers(1, 1 << 32, (2, *self.table.shape), np.uint32)
+
+    def disturb(self) -> None:
+        if not self.next_waits:
+            self.write_next()
+            return
+        self._blocked.clear()
+        self._next = self._loop.submit(self._on_stream, self.write_next)
+        self._next.add_done_callback(lambda _: self._blocked.set())
+        if not self._blocked.wait(LIMIT_S):
+            raise TimeoutError(f"the next step neither ended nor waited for the device within {LIMIT_S:g} s")
+
+    def waiting(self) -> bool:
+        return not self.next_waits or (self._next is not None and not self._next.done())
+
+    def wait_free(self) -> None:
+        if self._next is not None:
+            self._next.result()
+
+    def settle(self) -> None:
+        super().settle()
+        self.wait_free()
+
+    def compare(self) -> Comparison:
+        """The device had to find the first step's table; in the end the second step's is there."""
+        found = [self.device.download(self.seen, self.held), self.table.array.copy()]
+        return Comparison(self.steps, np.stack(found))
+
+    def close(self) -> None:
+        self._loop.shutdown()
+        super().close()
+
+    def in_loop(self, work: Callable[[], None]) -> None:
+        self._loop.submit(self._on_stream, work).result()
+
+    def stream_is_current(self) -> AbstractContextManager[None]:
+        """What is enqueued inside, in whatever thread, is on the stream, and waits for it are seen."""
+        return on_stream(self._reporting, self.held)
+
+    def _on_stream(self, work: Callable[[], None]) -> None:
+        with self.stream_is_current():
+            work()
