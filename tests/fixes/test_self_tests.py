@@ -2,8 +2,11 @@
 
 import pytest
 
+from tests.fixes.faults import failing
 from tests.fixes.proofs import broken_of
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
+from trtllm_kvfix.hazards import simulated
 from trtllm_kvfix.overlay.fix import Fix
 
 
@@ -18,3 +21,11 @@ def test_without_the_mechanism_the_trial_fails(fix: Fix, monkeypatch: pytest.Mon
     monkeypatch.setattr(f"trtllm_kvfix.{name}", instead)
     with pytest.raises(AssertionError):
         fix.self_test()
+
+
+def test_a_trial_ends_whose_fix_takes_a_fallback_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "HANGS_AFTER_S", 0.2)
+    with failing("fixes.staged_offsets_v2.fix.private_lot", always=True) as planted:
+        with pytest.raises(AssertionError, match="waited for work of the device"):
+            staged_offsets_v2.FIX.self_test()
+    assert planted.raised > 0

@@ -108,7 +108,7 @@ def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
 
 
 @contextmanager
-def let_go_in_time(held: AbstractContextManager[None]) -> Iterator[threading.Event]:
+def let_go_in_time(held: AbstractContextManager[None], patience_s: float = PATIENCE_S) -> Iterator[threading.Event]:
     """Hold a stream until the block has ended, or has taken too long: then the event says so.
 
     Another thread releases it then, because this one may be waiting for the stream.
@@ -119,7 +119,7 @@ def let_go_in_time(held: AbstractContextManager[None]) -> Iterator[threading.Eve
         too_late.set()
         holding.close()
 
-    watchdog = threading.Timer(PATIENCE_S, let_go)
+    watchdog = threading.Timer(patience_s, let_go)
     watchdog.daemon = True
     with collecting_nothing():
         holding.enter_context(held)
