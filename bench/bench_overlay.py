@@ -42,7 +42,7 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
     kind: Any = type(case.manager)
     if case.v2:
         staged = StagedOffsetsV2()
-        made = {
+        made: dict[Any, Any] = {
             (sys.modules[kind.__module__], LAUNCH): staged.launch,
             (kind, "copy_batch_block_offsets"): staged.copy,
         }
