@@ -41,11 +41,12 @@ PER_LAYER = "_copy_batch_block_offsets_per_layer"
 def offsets(case: Case, rounds: int) -> Iterator[Row]:
     """The attributes of classes and modules are replaced as the fix does it, and put back."""
     kind: Any = type(case.manager)
+    made: dict[Any, Any]
     if case.per_layer:
         made = {(kind, PER_LAYER): StagedOffsetsV2().per_layer}
     elif case.v2:
         staged = StagedOffsetsV2()
-        made = {
+        made: dict[Any, Any] = {
             (sys.modules[kind.__module__], LAUNCH): staged.launch,
             (kind, "copy_batch_block_offsets"): staged.copy,
         }

@@ -1058,6 +1058,13 @@ class OffsetLaunch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """With other arguments it calls `unknown`."""
 
+    @property
+    def launched_to(self) -> int:
+        """The address of the last launch's output."""
+
+    @launched_to.setter
+    def launched_to(self, arg: int, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class PoolSelection:

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -70,6 +71,8 @@ class OffsetLaunch {
         return known_.size();
     }
 
+    std::atomic<std::uintptr_t> launched_to = 0;  // the output of the last launch that nobody has asked about
+
   private:
     // Returns false if it has shipped nothing.
     bool ship(nb::handle input, nb::handle output, nb::handle copy_index, nb::handle index_scales, nb::handle kv_offset,
@@ -82,6 +85,7 @@ class OffsetLaunch {
         auto& stager = nb::cast<StagerObject&>(kept);
         const auto rows = read_rows(copy_index, stager);
         known->way.ship(stager, rows, {nb::cast<std::uintptr_t>(stream)});
+        launched_to = reinterpret_cast<std::uintptr_t>(known->way.destination().destination.data);
         note_shipped(rows.size(), known->way.table());
         return true;
     }
@@ -348,6 +352,10 @@ void bind_launch(nb::module_& m) {
                     "stream: Any) -> Any"),
             "When this returns, all arguments may be written again. Calls `otherwise` with what raises the failure, or "
             "None, and the same arguments, if nothing was shipped.")
+        .def_prop_rw(
+            "launched_to", [](const OffsetLaunch& self) { return self.launched_to.load(); },
+            [](OffsetLaunch& self, std::uintptr_t address) { self.launched_to = address; },
+            "The address of the last launch's output.")
         .def(
             "__call__",
             [](nb::handle self, nb::args args, nb::kwargs kwargs) { return self.attr("unknown")(*args, **kwargs); },

@@ -22,6 +22,11 @@ std::optional<int> priority_of(const Request* request, int token) {
     return request != nullptr && request->retention ? request->retention->priority_at(token) : std::nullopt;
 }
 
+void note_tokens(Held& held, const std::vector<BlockKey>& keys, std::size_t place) {
+    if (place >= keys.size()) return;
+    for (auto& beam : held.beams) beam.back()->key = keys[place];
+}
+
 }  // namespace
 
 Match Window::find(Block& from, const BlockKey& key) const {
@@ -31,9 +36,7 @@ Match Window::find(Block& from, const BlockKey& key) const {
     const int length = int(key.unique_tokens.size());
     if (const auto found = from.next.find(key); length > 0 && found != from.next.end()) {
         Block& block = *found->second;
-        if (block.full) return {&block, length, false};
-        if (usable(block)) return {&block, length, true};
-        return {};
+        return {&block, length, !block.full};  // an exact match is found before any switch is looked at
     }
     Match best;
     if (!key.images.empty()) return best;
@@ -79,6 +82,7 @@ Block& Window::settle_partial(RequestId id, Held& held, const Match& match, cons
         ++copied;
     }
     fresh.computed = kept;
+    fresh.key = key;
     return fresh;
 }
 
@@ -86,7 +90,8 @@ void Window::place_match(RequestId id, Held& held, const Match& match, const Blo
                          std::optional<int> priority) {
     Block& block = match.partial ? settle_partial(id, held, match, key) : *match.block;
     dequeue(block);
-    if (priority) block.priority = *priority;
+    // A copy keeps the priority of its source, whatever the request asks for.
+    if (priority && &block == match.block) block.priority = *priority;
     for (auto& beam : held.beams) {
         ++block.refs;
         beam.push_back(&block);
@@ -106,6 +111,7 @@ void Window::admit(RequestId id, Held& held, const std::vector<BlockKey>& keys, 
         const Match match = from != nullptr && i < shared && place < keys.size() ? find(*from, keys[place]) : Match{};
         if (match.block == nullptr) {
             add_block(id, held, i < shared, priority.value_or(kDefaultPriority));
+            note_tokens(held, keys, place);
             from = nullptr;
             ++counts.missed;
             continue;
@@ -141,6 +147,7 @@ void Window::admit_claimed(RequestId id, Held& held, const std::vector<BlockKey>
     for (; done < blocks; ++done) {
         const auto priority = priority_of(request, done * options_.tokens_per_block);
         add_block(id, held, done < shared, priority.value_or(kDefaultPriority));
+        note_tokens(held, keys, std::size_t(done));
         ++counts.missed;
     }
 }

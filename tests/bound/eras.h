@@ -10,10 +10,12 @@ struct Rules {
     // store_context_blocks stops at the position and includes sliding windows. Without this, it stores the whole
     // prompt.
     bool store_to_position;
-    // store_blocks_for_reuse returns all pinned ids, a pin takes its block out of the queue, and unpin_blocks_by_id
-    // takes exactly the listed blocks. Without this, it returns one id, unpinning that id also unpins its ancestors,
-    // and pinned blocks stay in the queue.
+    // store_blocks_for_reuse returns all pinned ids, and unpin_blocks_by_id takes exactly the listed blocks. Without
+    // this, it returns one id, and unpinning that id also unpins its ancestors.
     bool list_pins;
+    // A pin by store_blocks_for_reuse takes its block out of the queue. Without this, it stays there, and may be taken
+    // while it is pinned: where another request, which is gone, had stored it.
+    bool pins_leave_queue;
     // One connector query for all windows, under the tree's lock. Without this, one query for each window, outside the
     // lock.
     bool one_query;
@@ -45,14 +47,14 @@ using EraC = Era<3>;
 using EraD = Era<4>;
 
 template <>
-inline Rules EraA::rules{"A", false, false, false, false};
+inline Rules EraA::rules{"A", false, false, false, false, false};
 template <>
-inline Rules EraS::rules{"S", false, false, false, false};
+inline Rules EraS::rules{"S", false, false, false, false, false};
 template <>
-inline Rules EraB2::rules{"B2", true, true, true, false};
+inline Rules EraB2::rules{"B2", true, true, false, true, false};
 template <>
-inline Rules EraC::rules{"C", true, true, true, true};
+inline Rules EraC::rules{"C", true, true, true, true, true};
 template <>
-inline Rules EraD::rules{"D", true, true, true, true};
+inline Rules EraD::rules{"D", true, true, true, true, true};
 
 }  // namespace bound

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.bound import load
 from tests.bound.making import WINDOW, add, finish_prompt, make_manager, make_request
 
@@ -44,9 +46,80 @@ def test_eviction_goes_through_the_host_tier_and_back(era: Any) -> None:
     again = make_request(era, 3, range(9))
     add(manager, again)
     kinds = [(kind, tuple(tokens)) for kind, _, _, _, tokens in manager.witness_take_transfers()]
-    assert kinds == [("onboard", (0, 1, 2, 3)), ("onboard", (4, 5, 6, 7))]
+    # The other request was not stored, and its blocks have tokens nevertheless.
+    assert kinds == [
+        ("onboard", (0, 1, 2, 3)),
+        ("offload", (104, 105, 106, 107)),
+        ("onboard", (4, 5, 6, 7)),
+        ("offload", (100, 101, 102, 103)),
+    ]
     assert list(manager.get_cache_block_ids(3, WINDOW)[0])[:2] == ids[:2]
     assert again.prepopulated_prompt_len == 8
+
+
+def test_blocks_that_were_never_stored_go_to_the_host_tier_too(era: Any) -> None:
+    """They push out what somebody might ask for again."""
+    manager = make_manager(era, blocks=3, host=2)
+    cached = make_request(era, 1, range(9))
+    add(manager, cached)
+    finish_prompt(era, cached)
+    manager.remove_sequence(1, cached, False)
+    for number in (2, 3):
+        cancelled = make_request(era, number, range(100 * number, 100 * number + 9))
+        add(manager, cancelled)
+        cancelled.is_dummy_request = True
+        manager.remove_sequence(number, cancelled, False)
+    offloaded = [tokens[0] for kind, _, _, _, tokens in manager.witness_take_transfers() if kind == "offload"]
+    assert {200, 204} <= set(offloaded)
+    again = make_request(era, 4, range(9))
+    add(manager, again)
+    assert again.prepopulated_prompt_len == 0
+
+
+@pytest.mark.parametrize("switch", ["enable_partial_reuse", "copy_on_partial_reuse"])
+def test_an_incomplete_block_that_matches_exactly_is_reused_whatever_the_switches_say(era: Any, switch: str) -> None:
+    manager = make_manager(era, **{switch: False})
+    first = make_request(era, 1, range(7))
+    add(manager, first)
+    finish_prompt(era, first)
+    manager.store_blocks_for_reuse(1, first, False)
+    again = make_request(era, 2, range(8))
+    add(manager, again)
+    assert again.prepopulated_prompt_len == 7
+
+
+def test_a_copied_block_has_the_priority_of_its_source(era: Any) -> None:
+    manager = make_manager(era, blocks=4)
+    first = make_request(era, 1, range(9))
+    add(manager, first)
+    finish_prompt(era, first)
+    manager.store_context_blocks(first)
+    high = era.KvCacheRetentionConfig([era.TokenRangeRetentionConfig(0, None, 80)])
+    second = make_request(era, 2, [0, 1, 60], kv_cache_retention_config=high)
+    add(manager, second)
+    (copied,) = manager.get_cache_block_ids(2, WINDOW)[0]
+    assert second.prepopulated_prompt_len == 2
+    if era is not kvfix_bound.A:
+        assert manager.get_priority_by_block_id(copied, WINDOW) == 35
+
+
+def test_pinning_what_another_request_has_stored_leaves_it_to_be_evicted() -> None:
+    """The request holds twins of its own, and the pin goes to the blocks that are found in the tree."""
+    era = kvfix_bound.B2
+    manager = make_manager(era, blocks=6)
+    first, twin = make_request(era, 1, range(9)), make_request(era, 2, range(9))
+    add(manager, first)
+    add(manager, twin)
+    for request in (first, twin):
+        finish_prompt(era, request)
+    manager.remove_sequence(1, first, False)
+    free = manager.witness_free(WINDOW)
+    pinned = manager.store_blocks_for_reuse(2, twin, True)
+    assert manager.witness_free(WINDOW) == free, "they stay in the queue"
+    assert not set(pinned) & set(manager.get_cache_block_ids(2, WINDOW)[0])
+    taking = make_request(era, 3, range(100, 109))
+    add(manager, taking)
+    assert set(pinned) <= set(manager.get_cache_block_ids(3, WINDOW)[0])
 
 
 def test_low_priorities_go_first(era: Any) -> None:

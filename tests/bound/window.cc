@@ -46,8 +46,7 @@ void Window::unlink(Block& block) {
     // Nothing can find a child whose parent is gone, so it goes too. Its slot keeps its bytes until somebody takes it.
     while (!block.next.empty()) unlink(*block.next.begin()->second);
     if (block.parent != nullptr) block.parent->next.erase(block.key);
-    block.parent = nullptr;
-    block.key = {};
+    block.parent = nullptr;  // the tokens stay, so that an offload takes it for one with contents
     block.full = false;
 }
 
@@ -72,10 +71,11 @@ Block& Window::take_free(int priority, std::optional<RequestId> owner) {
         throw std::runtime_error("[kvfix_bound] no free blocks left");
     };
     Block* block = &front(false);
-    const bool cached = block->parent != nullptr;
-    if (!cached) ++counts.alloc_new;
+    // Tokens are noted at admission, and stay when a request ends unstored: such a block is offloaded like any other.
+    const bool has_tokens = !block->key.unique_tokens.empty();
+    if (!has_tokens) ++counts.alloc_new;
     ++counts.alloc_total;
-    if (cached && block->priority >= options_.offload_from_priority && queued_[1] > 0 && options_.onboard) {
+    if (has_tokens && block->priority >= options_.offload_from_priority && queued_[1] > 0 && options_.onboard) {
         Block& spare = front(true);
         unlink(spare);
         record("offload", block->slot, spare.slot, block->key, int(block->key.unique_tokens.size()));
@@ -164,7 +164,7 @@ std::vector<int> Window::store(const std::vector<BlockKey>& keys, const std::vec
             from = &block;
         }
         if (pin) {
-            if (rules_.pins_by_list()) dequeue(*from);
+            if (rules_.pins_leave_queue) dequeue(*from);
             ++from->refs;
         }
         answer.push_back(from->id);

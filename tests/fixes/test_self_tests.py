@@ -25,7 +25,7 @@ def test_without_the_mechanism_the_trial_fails(fix: Fix, monkeypatch: pytest.Mon
 
 def test_a_trial_ends_whose_fix_takes_a_fallback_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "HANGS_AFTER_S", 0.2)
-    with failing("fixes.staged_offsets_v2.fix.private_lot", always=True) as planted:
-        with pytest.raises(AssertionError, match="waited for work of the device"):
-            staged_offsets_v2.FIX.self_test()
+    failed = failing("fixes.staged_offsets_v2.fix.private_lot", always=True)
+    with failed as planted, pytest.raises(AssertionError, match="waited for work of the device"):
+        staged_offsets_v2.FIX.self_test()
     assert planted.raised > 0

@@ -10,6 +10,7 @@ GUARDED = {
     "BudgetKeeper._kept": "one entry for each manager, set and taken in one step of the interpreter; never walked",
     "BudgetKeeper._limits": "one entry for each engine, set and taken in one step of the interpreter; never walked",
     "CopyFilter._forgotten": "one entry for each filter and tensor, and forgetting one twice ships it once more",
+    "CopyFilter._shipped": "of each tensor, set and taken in one step of the interpreter",
     "Counter._value": "a lock in each counter",
     "CounterByFix._value": "the same",
     "CounterByFix._by_fix": "the same",

@@ -193,6 +193,31 @@ def test_the_filter_that_a_manager_goes_on_with_forgets(steps: Steps, apply: Cal
         assert steps.step()
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["launch", "launch and call"])
+def test_what_another_tool_launches_is_not_trusted(steps: Steps, apply: Callable[[], None], whole: bool) -> None:
+    """It stands in the place of the fix's launch, and perhaps of the call around it; then it goes again."""
+    manager = import_module(MANAGER)
+    call, launch = manager.KVCacheManagerV2.copy_batch_block_offsets, manager.copy_batch_block_offsets_to_device
+    apply()
+    assert steps.step(), "the tensor is known to the fix"
+    ours = manager.KVCacheManagerV2.copy_batch_block_offsets
+    around = patch.object(manager.KVCacheManagerV2, "copy_batch_block_offsets", call if whole else ours)
+    steps.grow()
+    with patch.object(manager, "copy_batch_block_offsets_to_device", launch), around:
+        assert not steps.torn()
+    assert steps.step()
+    with counted() as again:
+        assert steps.step() and again.call_count == 0, "what the fix launches is trusted once more"
+
+
+def test_a_record_that_cannot_be_judged_ends_nothing(
+    steps: Steps, apply: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CopyFilter, "_distrust", lambda *_: 1 / 0)
+    apply()
+    assert steps.step()
+
+
 def test_a_filter_that_cannot_forget_ends_nothing(
     steps: Steps, apply: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,9 @@ class DeviceTensor:
     def __init__(self, memory: native.DeviceArray) -> None:
         self.memory = memory
 
+    def data_ptr(self) -> int:
+        return self.memory.address
+
 
 def trial(build: Callable[[native.Device], Arm], times: int = 1) -> None:
     """A fix's self-test: the arm that it protects, on a simulated device. Raises AssertionError if it does not hold."""

@@ -85,6 +85,17 @@ def test_a_build_without_a_trim_is_told_of_none(v2: Path) -> None:
     assert "trim" not in " ".join(advice)
 
 
+@pytest.mark.parametrize(("manager", "warns"), [("upstream", True), ("native", False)])
+def test_upstream_s_own_host_tier_is_warned_of_where_its_books_are_wrong(
+    tmp_path: Path, manager: str, warns: bool
+) -> None:
+    place = as_release(tmp_path, "1.2.1", v2=False)
+    (place / "server.yaml").write_text("kv_cache_config: {host_cache_size: 4096}\n")
+    command = ("--", sys.executable, "server.py", "--config", "server.yaml")
+    _, advice, _ = doctor(place, "B", *command, launcher=RUN, TRTLLM_KVFIX_MANAGER=manager)
+    assert ("warning: server.yaml sets host_cache_size: 4096" in " ".join(advice)) == warns
+
+
 def test_a_fix_that_cannot_matter_may_be_off(v2: Path) -> None:
     verdict, _, code = doctor(v2, "D", launcher=(*RUN[:-1], "--fix", "token-budget=off", "--"))
     assert verdict.startswith("FIXED, nothing is missing: ") and code == 0

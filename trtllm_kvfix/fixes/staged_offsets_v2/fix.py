@@ -22,7 +22,7 @@ import numpy as np
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import CopyFilter
+from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import RECORD, CopyFilter
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
 from trtllm_kvfix.metrics import flight
@@ -30,7 +30,14 @@ from trtllm_kvfix.native import OffsetLaunch, OffsetStager, copy_pages
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
-from trtllm_kvfix.overlay.upstream import DEEPSEEK_V4, RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
+from trtllm_kvfix.overlay.upstream import (
+    DEEPSEEK_V4,
+    RESOURCE_MANAGER,
+    STEP_COPIES,
+    STEP_PROLOGUE_TRIM,
+    V2_PLACES,
+    Upstream,
+)
 from trtllm_kvfix.staging import MovableMark, current_place, in_use
 from trtllm_kvfix.staging.read_back import BAD_PAGE, OBSERVED_EVERY, ReadBack, Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
@@ -120,7 +127,11 @@ class StagedLaunch(OffsetLaunch):
             lot = private_lot(input, copy_index)
             return (lot.rows, output, lot.order, *rest), lot
 
-        return _launched(self._original, self._tried, stage, args, {})
+        result = _launched(self._original, self._tried, stage, args, {})
+        _, output, *_ = args
+        if hasattr(output, "data_ptr"):
+            self.launched_to = output.data_ptr()
+        return result
 
     def unknown(self, *args: Any, **kwargs: Any) -> Any:
         """No launch of upstream's has such arguments. If one has them all the same, they may not be written before it
@@ -393,8 +404,9 @@ class StagedOffsetsV2:
 
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         stagers = Stagers(mode=mode, slots=slots)
-        self.copy = partial(forgetting_copy, CopyFilter())
-        self.launch = partial(StagedLaunch, stagers)
+        self.copy_filter = CopyFilter(fuse.of(ID))
+        self.copy = partial(forgetting_copy, self.copy_filter)
+        self.launch = self.copy_filter.launching(partial(StagedLaunch, stagers))
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
 
@@ -509,6 +521,8 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
         made[0] = Replacement(seam, lambda original: look(launch(original)))
     if not unscaled:
         made.append(Replacement(Seam(module.__name__, COPY), staged.copy))
+        if up.has(STEP_PROLOGUE_TRIM, RECORD):
+            made.append(Replacement(Seam(STEP_PROLOGUE_TRIM, RECORD), staged.copy_filter.recording))
     if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
         made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
     return made

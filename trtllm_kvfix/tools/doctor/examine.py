@@ -28,7 +28,7 @@ from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.settings import ENV_ENABLED, Settings, environment
-from trtllm_kvfix.tools.doctor import server_manager
+from trtllm_kvfix.tools.doctor import host_offload, server_manager
 from trtllm_kvfix.tools.doctor.findings import HOLDS, Lack
 from trtllm_kvfix.tools.doctor.server_manager import ServerManager
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
@@ -48,6 +48,7 @@ def examine(settings: Settings, registry: Registry, command: Sequence[str] = ())
         "prologue_trim": "",
         "hook": hook_state(settings),
         "manager": None,  # of the server
+        "host_offload": "",  # what is wrong with upstream's own host tier
         "fixes": [],
         "lacking": [],  # the problems that are about fixes
         "buffers": [],
@@ -74,6 +75,7 @@ def examine(settings: Settings, registry: Registry, command: Sequence[str] = ())
     report["variant"] = upstream.variant()
     report["prologue_trim"] = prologue_trim.mode(upstream)
     report["manager"] = manager.as_dict()
+    report["host_offload"] = _of_host_offload(report["version"], settings, manager, command)
     report["fixes"] = described_fixes(registry.fixes, statuses, report["hook"], manager, forced=settings.force)
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
     matter = mattering(registry.fixes, statuses, manager)
@@ -120,6 +122,7 @@ def examine_source(
         "hook": "source",
         "self_tests": trials,
         "manager": manager.as_dict(),
+        "host_offload": _of_host_offload(tree.version(), settings, manager, command),
         "fixes": described_fixes(registry.fixes, statuses, "source", manager, forced=settings.force),
         "lacking": lacking,
         "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
@@ -132,6 +135,10 @@ def examine_source(
             *([] if has_managers else nothing_to_judge(str(tree.package), "checkout", statuses)),
         ],
     }
+
+
+def _of_host_offload(version: str | None, settings: Settings, manager: ServerManager, command: Sequence[str]) -> str:
+    return "" if settings.manager == "native" else host_offload.warning(version, manager, command)
 
 
 def nothing_to_judge(place: str, kind: str, statuses: Sequence[FixStatus]) -> Iterator[str]:

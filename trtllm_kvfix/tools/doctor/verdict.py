@@ -76,6 +76,8 @@ def _advice(report: Mapping[str, Any]) -> Iterator[str]:
     overlay = report["overlay"]
     if overlay is not None and overlay["manager"] is not None:
         yield build(overlay)
+        if overlay["host_offload"]:
+            yield f"warning: {overlay['host_offload']}"
         yield from _advice_on_fixes(report)
     lacking = [] if overlay is None else overlay["lacking"]
     yield from (f"problem: {problem}" for problem in report["problems"] if problem not in lacking)
