@@ -30,8 +30,7 @@ from measure import RESULTS, Row, Summary, report
 
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, Step
+from trtllm_kvfix.offload.ledger import Ended, Link, Step
 from trtllm_kvfix.offload.remote.keys import array_of
 from trtllm_kvfix.offload.remote.lookups import HeldBack
 from trtllm_kvfix.offload.remote.messages import Look, Spec

@@ -9,7 +9,7 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
 from trtllm_kvfix.offload import switches
-from trtllm_kvfix.offload.plan import StoreJob
+from trtllm_kvfix.offload.ledger import StoreJob
 from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX, PAUSE_S_MAX
 
 from .conftest import BLOCK_BYTES, Bench, Clock, MakeBench, serve_alone

@@ -12,7 +12,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import ending_patches
 from trtllm_kvfix.offload.ending_patches import end_loads
 from trtllm_kvfix.offload.layout import ByGroup
-from trtllm_kvfix.offload.plan import Ended, LoadJob
+from trtllm_kvfix.offload.ledger import Ended, LoadJob
 
 from .conftest import Bench, MakeBench, serve_alone
 from .ends import jobs, planned

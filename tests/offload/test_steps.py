@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import PutJob, Step, StoreJob
+from trtllm_kvfix.offload.ledger import Link, PutJob, Step, StoreJob
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings

@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_kvfix.native import Mark
 from trtllm_kvfix.offload import weights
-from trtllm_kvfix.offload.plan import LoadJob, Step
+from trtllm_kvfix.offload.ledger import LoadJob, Step
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload.weights import OUTDATED, Weights
 

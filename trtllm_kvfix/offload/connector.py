@@ -22,8 +22,7 @@ from trtllm_kvfix.offload.layout import (
     require_full_attention,
     require_no_sliding,
 )
-from trtllm_kvfix.offload.link import link_of, unlink
-from trtllm_kvfix.offload.plan import Step
+from trtllm_kvfix.offload.ledger import Step, link_of, unlink
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from trtllm_kvfix.offload.remote.keys import KeyChain
 from collections.abc import Collection
 
-from trtllm_kvfix.offload.ledger import InUse, JobState, Ledger
-from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob
+from trtllm_kvfix.offload.ledger import Ended, FetchJob, InUse, JobState, Ledger, LoadJob
 
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 

@@ -11,9 +11,7 @@ from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.ledger import InUse, Record
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.ledger import OVER, Ended, InUse, Late, Link, LoadJob, Record, Step, StoreJob
 from trtllm_kvfix.offload.requests import LiveRequest, Loads, PendingLoad, added_blocks, opened, tokens_computed
 from trtllm_kvfix.offload.switches import Directions, Switches
 from trtllm_kvfix.offload.tier_report import Tally

@@ -10,7 +10,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.ledger import Ended
 
 FORMAT = 1
 SUFFIX = ".offload"

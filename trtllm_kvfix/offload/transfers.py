@@ -15,8 +15,7 @@ from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool, Mark, Marks, TransferLane
 from trtllm_kvfix.offload.layout import Addresses, BlockLayout, DevicePool, LayoutMismatch
-from trtllm_kvfix.offload.ledger import Ledger, Record
-from trtllm_kvfix.offload.plan import Ended, LoadJob, StoreJob
+from trtllm_kvfix.offload.ledger import Ended, Ledger, LoadJob, Record, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import bytes_text

@@ -13,9 +13,7 @@ from trtllm_kvfix.offload.batch_patches import PARTIAL_COPIES, Chooser
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, pool_of, require_alike
-from trtllm_kvfix.offload.ledger import Record
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
+from trtllm_kvfix.offload.ledger import OVER, Ended, Late, Link, LoadJob, RankReport, Record, Step, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload.weights import OUTDATED, Weights, watch

@@ -10,7 +10,7 @@ from tests.offload.conftest import Bench
 from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import switches
-from trtllm_kvfix.offload.plan import Ended, PutJob
+from trtllm_kvfix.offload.ledger import Ended, PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.lookups import FUSE
 from trtllm_kvfix.offload.remote.messages import Put

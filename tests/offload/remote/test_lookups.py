@@ -9,7 +9,7 @@ from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.offload.conftest import Bench, Clock
 from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.remote import keys as module_of_keys
 from trtllm_kvfix.offload.remote import lookups as module
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.link import Link, RemoteStore
+from trtllm_kvfix.offload.ledger import Link, RemoteStore
 from trtllm_kvfix.offload.remote.keys import Given
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
 from trtllm_kvfix.overlay import fuse

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, PutJob
+from trtllm_kvfix.offload.ledger import Ended, Link, PutJob
 from trtllm_kvfix.offload.requests import LiveRequest
 
 STAGING_SHARE = 8  # of the host pool, one slot in so many

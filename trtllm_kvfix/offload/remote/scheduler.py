@@ -20,9 +20,7 @@ from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
-from trtllm_kvfix.offload.ledger import Record
-from trtllm_kvfix.offload.link import RemoteStore
-from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
+from trtllm_kvfix.offload.ledger import Ended, FetchJob, Late, LoadJob, PutJob, Record, RemoteStore, Step, StoreJob
 from trtllm_kvfix.offload.remote.keys import Era, KeyChain, array_of, start_of
 from trtllm_kvfix.offload.remote.lookups import FUSE, Lookup, Lookups
 from trtllm_kvfix.offload.remote.messages import Look

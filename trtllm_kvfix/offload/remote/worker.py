@@ -22,7 +22,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import text_of
 from trtllm_kvfix.offload.layout import BlockLayout
-from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
+from trtllm_kvfix.offload.ledger import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.remote.arguments import Unnameable, layout_parts, parts_of
 from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.lookups import FUSE, HeldBack
