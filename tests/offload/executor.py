@@ -21,7 +21,7 @@ from trtllm_kvfix.native import (
     SequenceRequest,
 )
 from trtllm_kvfix.offload.layout import DevicePool, pool_of
-from trtllm_kvfix.offload.weights import noting
+from trtllm_kvfix.offload.patches import noting
 
 from .contents import extend, next_token
 from .upstream_double import ConnectorManager, Request, RequestScheduler, State

@@ -17,6 +17,7 @@ a connector in one process share one ledger. A rank without a scheduler side has
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count, takewhile
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.weights import Weights
 
 if TYPE_CHECKING:
     from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
@@ -495,6 +495,33 @@ class RemoteStore(Protocol):
     def lookups_wait_s(self) -> float:
         """How long the store has answered none of those that wait; 0 if none does."""
         ...
+
+
+class Weights:
+    """The weights of one engine. Any thread notes that they change, and the scheduler side reads it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changing = 0  # calls that have not returned
+        self.notes = 0  # whoever has seen fewer must forget what it knows of blocks
+
+    @property
+    def are_changing(self) -> bool:
+        return self._changing > 0
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Note the change before and after: requests may end before upstream begins, and new ones come right after."""
+        self._note(1)
+        try:
+            yield
+        finally:
+            self._note(-1)
+
+    def _note(self, change: int) -> None:
+        with self._lock:
+            self.notes += 1
+            self._changing += change
 
 
 class Link:

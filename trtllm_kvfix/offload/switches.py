@@ -21,8 +21,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.foreign_files import all_of, opened
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.ledger import Ended
-from trtllm_kvfix.offload.weights import Weights
+from trtllm_kvfix.offload.ledger import Ended, Weights
 from trtllm_kvfix.settings import repeated_keys
 
 BYTES_MAX = 4096

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Ended, FetchJob, Late, LoadJob, PutJob, Record, RemoteStore, Step, StoreJob
+from trtllm_kvfix.offload.patches import guarded
 from trtllm_kvfix.offload.remote.keys import Era, KeyChain, array_of, start_of
 from trtllm_kvfix.offload.remote.lookups import FUSE, Lookup, Lookups
 from trtllm_kvfix.offload.remote.messages import Look
