@@ -32,9 +32,8 @@ from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.ledger import Ended, Link, Step
 from trtllm_kvfix.offload.remote.keys import array_of
-from trtllm_kvfix.offload.remote.lookups import HeldBack
 from trtllm_kvfix.offload.remote.messages import Look, Spec
-from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
+from trtllm_kvfix.offload.remote.scheduler import HeldBack, RemoteScheduler
 from trtllm_kvfix.offload.remote.worker import PorterHandle, StoreHere
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings

@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadWorker
-from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, blocks_by_group, layout_of, pool_of
+from trtllm_kvfix.offload.transfers import BlockLayout, LayoutMismatch, blocks_by_group, layout_of, pool_of
 from trtllm_kvfix.staging.place import on_stream
 
 from .conftest import Bench, MakeBench, llm_args, serve_alone

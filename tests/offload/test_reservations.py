@@ -10,9 +10,9 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import patches
-from trtllm_kvfix.offload.layout import ByGroup
 from trtllm_kvfix.offload.ledger import Ended, LoadJob
 from trtllm_kvfix.offload.patches import end_loads
+from trtllm_kvfix.offload.transfers import ByGroup
 
 from .conftest import Bench, MakeBench, serve_alone
 from .ends import jobs, planned

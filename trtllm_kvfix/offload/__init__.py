@@ -14,9 +14,9 @@ docs/offload.md describes it for operators. In the order in which a block meets 
    says whether it may store and load.
 3. `ledger` has one record for each job, from its plan until it is applied, and knows which blocks of the device a job
    still needs. It also has what both sides of a process share (`Link`).
-4. The worker side moves. `worker` meets the other ranks; `transfers` submits each job to the lane of its direction, by
-   DMA or by the copy kernel. `layout` says where a block lies, and `host_tier` makes the host pool as large as the
-   machine allows.
+4. The worker side moves. `worker` meets the other ranks; `transfers` knows where a block lies and submits each job to
+   the lane of its direction, by DMA or by the copy kernel. `host_tier` makes the host pool as large as the machine
+   allows.
 5. Where upstream has no callback, it gets replacements (`patches`): before a batch runs, when requests end, when loads
    fail and when weights change.
 6. `tier_report` tells the metrics, the log and `status` of it all. `remote` adds a store behind the host tier.

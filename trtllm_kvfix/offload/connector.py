@@ -12,14 +12,6 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
 from trtllm_kvfix.offload import patches
 from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.layout import (
-    ByGroup,
-    blocks_by_group,
-    flat,
-    layout_of,
-    require_full_attention,
-    require_no_sliding,
-)
 from trtllm_kvfix.offload.ledger import Step, link_of, unlink
 from trtllm_kvfix.offload.patches import (
     KeptBlocks,
@@ -33,6 +25,14 @@ from trtllm_kvfix.offload.patches import (
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
+from trtllm_kvfix.offload.transfers import (
+    ByGroup,
+    blocks_by_group,
+    flat,
+    layout_of,
+    require_full_attention,
+    require_no_sliding,
+)
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import registry

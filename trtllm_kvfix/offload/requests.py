@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import TierClaim, TierIndex
-from trtllm_kvfix.offload.layout import blocks_by_group, flat
+from trtllm_kvfix.offload.transfers import blocks_by_group, flat
 
 if TYPE_CHECKING:
     from trtllm_kvfix.offload.remote.keys import KeyChain

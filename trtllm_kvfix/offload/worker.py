@@ -10,11 +10,10 @@ from typing import Any
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
-from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.ledger import OVER, Ended, Late, Link, LoadJob, RankReport, Record, Step, StoreJob, Weights
 from trtllm_kvfix.offload.patches import OUTDATED, PARTIAL_COPIES, Chooser, guarded, watch
 from trtllm_kvfix.offload.tier_report import TierReport
-from trtllm_kvfix.offload.transfers import Transfers
+from trtllm_kvfix.offload.transfers import BlockLayout, LayoutMismatch, Transfers, pool_of, require_alike
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.ranks import Ranks, agreed, together
 

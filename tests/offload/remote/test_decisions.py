@@ -12,8 +12,8 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import switches
 from trtllm_kvfix.offload.ledger import Ended, PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
-from trtllm_kvfix.offload.remote.lookups import FUSE
 from trtllm_kvfix.offload.remote.messages import Put
+from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.switches import PAUSE_S_MIN
 from trtllm_kvfix.overlay import fuse
 

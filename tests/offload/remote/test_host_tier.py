@@ -13,8 +13,7 @@ from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.remote import keys as keys_module
 from trtllm_kvfix.offload.remote.keys import keys_behind
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
-from trtllm_kvfix.offload.remote.puts import Staging
-from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
+from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler, Staging
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 

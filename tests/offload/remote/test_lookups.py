@@ -11,11 +11,11 @@ from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.remote import keys as module_of_keys
-from trtllm_kvfix.offload.remote import lookups as module
+from trtllm_kvfix.offload.remote import scheduler as module
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.keys import array_of
-from trtllm_kvfix.offload.remote.lookups import OBJECT_S, HeldBack, Lookups
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
+from trtllm_kvfix.offload.remote.scheduler import OBJECT_S, HeldBack, Lookups
 from trtllm_kvfix.ranks import MpiRanks, OneRank
 
 from .conftest import MakeRemote

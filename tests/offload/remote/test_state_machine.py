@@ -16,7 +16,6 @@ from tests.offload import test_state_machine as host
 from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.upstream_double import State
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.offload.remote import lookups
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.messages import LookAnswer
 
@@ -30,8 +29,7 @@ class RemoteMachine(host.ConnectorMachine):
         self.planted, self.memory = pytest.MonkeyPatch(), dict[Key, bytes]()
         planted(self.planted, self.memory)
         self.now = 1000.0
-        for module in (lookups, remote_scheduler):
-            self.planted.setattr(module, "monotonic", lambda: self.now)
+        self.planted.setattr(remote_scheduler, "monotonic", lambda: self.now)
         chosen = {"REMOTE_MIN_REUSE_BLOCKS": 1, "HOST_BYTES": host.HOST_BLOCKS * sealed(BLOCK_BYTES)}
         variables = {f"TRTLLM_KVFIX_OFFLOAD_{name}": str(value) for name, value in chosen.items()}
         with mock.patch.dict(os.environ, variables):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.offload.remote.porter_double import Key, planted, sealed
-from trtllm_kvfix.offload.remote import puts
+from trtllm_kvfix.offload.remote import scheduler
 from trtllm_kvfix.tools.replay import host_tier
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
@@ -45,7 +45,7 @@ def test_the_connector_does_what_the_replay_predicts(
 ) -> None:
     memory: dict[Key, bytes] = {}
     planted(monkeypatch, memory)
-    monkeypatch.setattr(puts, "PUT_SHARE", 1)  # prompts that come at once would not all be put into small pools
+    monkeypatch.setattr(scheduler, "PUT_SHARE", 1)  # prompts that come at once would not all be put into small pools
     monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(blocks_host * sealed(BLOCK_BYTES)))
     made = generate(name, 3)
     shape = made.shape.model_copy(update={"blocks_host": blocks_host, "host_tier": HostTierKind.CONNECTOR})

@@ -1,6 +1,6 @@
 """The scheduler side with a remote tier behind the host tier: what goes there, and what is worth bringing back.
 
-                 look    store      before a request is scheduled (remote/lookups.py)
+                 look    store      before a request is scheduled (`Lookups`)
     host pool <- fetch - store      a request waits for it as for any load, and then loads from the host pool
     host pool -- put --> store      behind every store to the host pool; nobody waits for it
 
@@ -12,23 +12,283 @@ on.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.ledger import Ended, FetchJob, Late, LoadJob, PutJob, Record, RemoteStore, Step, StoreJob
+from trtllm_kvfix.offload.ledger import (
+    Ended,
+    FetchJob,
+    Late,
+    Link,
+    LoadJob,
+    PutJob,
+    Record,
+    RemoteStore,
+    Step,
+    StoreJob,
+)
 from trtllm_kvfix.offload.patches import guarded
-from trtllm_kvfix.offload.remote.keys import Era, KeyChain, array_of, start_of
-from trtllm_kvfix.offload.remote.lookups import FUSE, Lookup, Lookups
-from trtllm_kvfix.offload.remote.messages import Look
-from trtllm_kvfix.offload.remote.puts import Puts, Stored
+from trtllm_kvfix.offload.remote.keys import Era, Given, KeyChain, array_of, start_of
+from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
 from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad, opened
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Pause
 from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.ranks import Ranks
+
+# Puts to the store: blocks that have arrived in the host pool, whether the host tier has taken them or not.
+
+STAGING_SHARE = 8  # of the host pool, one slot in so many
+
+
+def staging_slots(slots: int) -> int:
+    """Counts the staging slots of a pool of so many. The host tier has the rest, at least one."""
+    return min(max(slots // STAGING_SHARE, 1), slots - 1)
+
+
+class Staging:
+    """The last slots of the host pool: through them, blocks go to the store that the host tier does not take.
+
+    The store is larger than the host tier, so what is not worth a place here may be worth one there. The index of the
+    host tier knows nothing of these slots: a block has one from the plan of its store until its put is over, and nobody
+    finds it meanwhile.
+
+    The executor's thread alone uses it.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.first = slots - staging_slots(slots)
+        self._free = list(range(self.first, slots))
+        self._all = len(self._free)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot >= self.first
+
+    def take(self, count: int, of_prompt: int) -> tuple[int, ...]:
+        """Fewer than `count` if there are no more. Blocks behind the prompt's leave half of the slots free."""
+        for_answers = max(len(self._free) - self._all // 2, 0)
+        count = max(min(count, of_prompt), min(count, for_answers))
+        taken, self._free = self._free[:count], self._free[count:]
+        return tuple(taken)
+
+    def give_back(self, slots: tuple[int, ...]) -> None:
+        self._free.extend(slots)
+
+
+PUT_SHARE = 4  # of the host tier, one part in so many may wait to be put; answers take at most half of that part
+
+
+@dataclass
+class Stored:
+    """Plan for the end of a store: its blocks, from `first` on, go to the remote tier as well."""
+
+    live: LiveRequest
+    first: int
+
+
+class Puts:
+    """The executor's thread alone uses it. A sequence is held from the plan of a store until its put is over."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._ledger = link, link.ledger
+        self._staging = Staging(1)  # until the pool is known
+        self._pinned = 0  # slots of the host tier
+        self._coming: set[bytes] = set()  # keys of what is being put
+
+    def share(self, slots: int) -> int:
+        """Counts the pool's slots that the host tier has."""
+        self._staging = Staging(slots)
+        return self._staging.first
+
+    def is_staged(self, slots: tuple[int, ...]) -> bool:
+        """Whether the slots of a store or put are staging slots: the index knows nothing of them."""
+        return slots[0] in self._staging
+
+    def stage(self, live: LiveRequest, first: int, end: int) -> tuple[int, ...]:
+        """Slots for these blocks, or for the leading part of them that there is room for."""
+        if first >= end or live.chain is None or not self._is_up():
+            return ()
+        slots = self._staging.take(end - first, live.prompt_blocks_from(first))
+        counters.offload_remote_staged_blocks.add(len(slots))
+        counters.offload_remote_dropped_blocks.add(end - first - len(slots))
+        return slots
+
+    def plan_of(self, live: LiveRequest, first: int) -> Stored | None:
+        if live.chain is None or self._link.store is None:
+            return None
+        live.hold()
+        return Stored(live, first)
+
+    def begin(self, stored: Stored, slots: tuple[int, ...], *, well: bool) -> None:
+        """Its store is over. Only what arrived is put."""
+        live, first = stored.live, stored.first
+        if well and live.chain is not None:  # none: the weights have changed since
+            of_prompt = min(live.prompt_blocks_from(first), len(slots))
+            self._begin(live, first, slots[:of_prompt], is_prompt=True)
+            self._begin(live, first + of_prompt, slots[of_prompt:], is_prompt=False)
+        elif self.is_staged(slots):
+            self._staging.give_back(slots)
+        live.let_go()
+
+    def again(self, live: LiveRequest, first: int, end: int) -> None:
+        """Put blocks that are in the host tier and no longer in the store. Requests wait for none of these."""
+        if live.chain is None or first >= end:
+            return
+        missing = [key not in self._coming for key in live.chain.keys(first, end)]
+        if True not in missing:
+            return
+        begin = missing.index(True)
+        count = [*missing[begin:], False].index(False)
+        slots = self._pin(live, first + begin, count, is_prompt=True)
+        self._plan(live, first + begin, slots, is_prompt=True)
+
+    def _begin(self, live: LiveRequest, first: int, slots: tuple[int, ...], *, is_prompt: bool) -> None:
+        if slots and not self.is_staged(slots):
+            slots = self._pin(live, first, len(slots), is_prompt=is_prompt)
+        self._plan(live, first, slots, is_prompt=is_prompt)
+
+    def _plan(self, live: LiveRequest, first: int, slots: tuple[int, ...], *, is_prompt: bool) -> None:
+        if not slots or live.chain is None:
+            return
+        live.hold()
+        keys = live.chain.keys(first, first + len(slots))
+        self._coming.update(keys)
+        self._ledger.plan(PutJob(self._ledger.next_number(), live.request_id, keys, slots, is_prompt), live)
+
+    def end(self, live: LiveRequest, put: PutJob, ended: Ended) -> None:
+        if self.is_staged(put.slots):
+            self._staging.give_back(put.slots)
+        else:
+            live.index.unpin(put.slots)
+            self._pinned -= len(put.slots)
+        self._coming.difference_update(put.keys)
+        live.let_go()
+        if ended.no_room or ended.error:
+            counters.offload_remote_dropped_blocks.add(len(put.slots))
+        if ended.error and not ended.no_room:
+            counters.offload_remote_errors.add()
+        if not ended.error:
+            counters.offload_remote_put_blocks.add(len(put.slots))
+
+    def _pin(self, live: LiveRequest, first: int, blocks: int, *, is_prompt: bool) -> tuple[int, ...]:
+        """Pins blocks of the host tier: they stay where they are until the put is over, and no more than a part of it
+        does."""
+        share = PUT_SHARE if is_prompt else 2 * PUT_SHARE
+        room = max(live.index.slots // share, 1) - self._pinned
+        count = max(min(blocks, room), 0) if self._is_up() else 0
+        counters.offload_remote_dropped_blocks.add(blocks - count)
+        slots = live.index.pin(live.sequence, first, first + count)
+        self._pinned += len(slots)
+        return tuple(slots)
+
+    def _is_up(self) -> bool:
+        return self._link.store is not None and self._link.store.is_up
+
+
+# Lookups: what the store has of a prompt, asked before upstream's scheduler sees the request.
+#
+#     arrives --> asked --> held back until the answer, or for as long as it is patient --> scheduled, then fetched
+#
+# Upstream asks a connector once, when a request has its blocks, and that answer is final: none can be "ask me later".
+# So the store is asked before, and the executor's thread goes on meanwhile.
+
+FUSE = "offload-remote"
+OBJECT_S = 20e-6  # for each object (a block of one rank) that the store is asked about, a prompt waits so much longer
+
+
+@dataclass
+class Lookup:
+    """A question about a prompt, and its answer."""
+
+    objects: int
+    until: float  # the request waits so long, by the clock of `monotonic`; 0: it does not wait
+    given: Given = field(default_factory=Given)
+    found: int | None = None  # leading blocks that all ranks have in the store
+    is_over: bool = False  # there is an answer, or there will be none
+    is_used: bool = False
+
+    def is_waited_for(self, now: float) -> bool:
+        return not self.is_over and now < self.until
+
+
+class Lookups:
+    """Those of active requests. The executor's thread of rank 0 uses it."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._numbers = count(1)
+        self._of: dict[int, Lookup] = {}  # by request
+        self._asked: dict[int, Lookup] = {}  # by number: those without an answer
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, request_id: int) -> Lookup | None:
+        return self._of.get(request_id)
+
+    def keep(self, request_ids: Collection[int]) -> None:
+        """Forget those of all other requests."""
+        for request_id in self._of.keys() - request_ids:
+            del self._of[request_id]
+
+    def forget_all(self) -> None:
+        self._of.clear()
+
+    def may_ask(self, store: RemoteStore) -> bool:
+        """Whether the store answers now. If a call of it takes longer than any should, nobody waits for the next."""
+        return store.is_up and store.lookups_wait_s() < self._wait_s + OBJECT_S * OBJECTS_MAX
+
+    def ask(self, store: RemoteStore, request_id: int, look: Look, patience_s: float) -> None:
+        """The answers come in the order of the questions, so each waits for those before it, too."""
+        lookup = Lookup(len(look.tokens) // look.tokens_per_block * store.ranks, 0.0)
+        if patience_s:
+            objects = lookup.objects + sum(each.objects for each in self._asked.values())
+            lookup.until = monotonic() + min(self._wait_s + OBJECT_S * objects, patience_s)
+        numbered = look._replace(number=next(self._numbers))
+        if store.look(numbered):
+            counters.offload_remote_lookups.add()
+            self._of[request_id] = self._asked[numbered.number] = lookup
+
+    def take_answers(self, store: RemoteStore) -> None:
+        for answer in store.take_found():
+            lookup = self._asked.pop(answer.number, None)
+            if lookup is None:  # another scheduler side of this process has asked
+                continue
+            lookup.is_over = True
+            if not answer.error:
+                lookup.given.keys, lookup.found = answer.keys, answer.blocks
+
+
+class HeldBack:
+    """Keeps requests from upstream's scheduler while they wait for the store's answer. The others overtake them.
+
+    Rank 0 decides, and tells the others in each iteration in which a request is new or waits. The executor's thread of
+    each rank uses it.
+    """
+
+    def __init__(self, link: Link, ranks: Ranks) -> None:
+        self._link, self._ranks = link, ranks
+        self._shown: set[int] = set()  # active requests that wait no more
+
+    def shown(self, active: Sequence[Any]) -> Sequence[Any]:
+        """Return the active requests that the scheduler may choose from. They are the same on every rank."""
+        try:
+            self._shown.intersection_update([request.py_request_id for request in active])
+            undecided = [one for one in active if one.is_context_init_state and one.py_request_id not in self._shown]
+        except Exception as error:  # on all ranks alike, as upstream's requests are
+            fuse.of(FUSE).fault(error)
+            return active
+        if not undecided:
+            return active
+        waiting = set(self._ranks.gather(self._link.hold_back(undecided, active))[0])
+        self._shown.update(one.py_request_id for one in undecided if one.py_request_id not in waiting)
+        return [request for request in active if request.py_request_id not in waiting] if waiting else active
+
 
 FAILURES_MIN = 3  # fetches in a row, before it is left alone
 ASKED_TOKENS_MAX = 16384  # of prompts, in one iteration: others are asked about in the next one

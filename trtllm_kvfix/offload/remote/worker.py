@@ -21,11 +21,9 @@ from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import text_of
-from trtllm_kvfix.offload.layout import BlockLayout
 from trtllm_kvfix.offload.ledger import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.remote.arguments import Unnameable, layout_parts, parts_of
 from trtllm_kvfix.offload.remote.keys import root_of
-from trtllm_kvfix.offload.remote.lookups import FUSE, HeldBack
 from trtllm_kvfix.offload.remote.messages import (
     CallOver,
     Get,
@@ -39,6 +37,8 @@ from trtllm_kvfix.offload.remote.messages import (
     Spec,
     StoreState,
 )
+from trtllm_kvfix.offload.remote.scheduler import FUSE, HeldBack
+from trtllm_kvfix.offload.transfers import BlockLayout
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import BlockManager, TierIndex
 from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, start_of
-from trtllm_kvfix.offload.remote.puts import staging_slots
+from trtllm_kvfix.offload.remote.scheduler import staging_slots
 
 Tokens = NDArray[np.int32]
 
