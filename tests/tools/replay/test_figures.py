@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier
-from trtllm_kvfix.tools.replay.outcome import HostTierKind
+from trtllm_kvfix.tools.replay.outcome import HostAdmission, HostTierKind
 
 from .figures import FIGURES, Case, cases, figures
 
@@ -36,7 +36,12 @@ class Attentive(ConnectorTier):
         super().step(running)
 
 
-WITH_A_CONNECTOR = [case for case in CASES if case.shape.host_tier is HostTierKind.CONNECTOR and case.shape.blocks_host]
+WITH_A_CONNECTOR = [
+    case
+    for case in CASES
+    if case.shape.host_tier is HostTierKind.CONNECTOR and case.shape.blocks_host
+    if case.shape.host_admission is HostAdmission.ALL and not case.shape.blocks_remote
+]
 
 
 @pytest.mark.parametrize("case", WITH_A_CONNECTOR, ids=lambda case: case.name)

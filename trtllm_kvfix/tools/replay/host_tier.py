@@ -235,8 +235,13 @@ class RemoteTier(ConnectorTier):
         end = held + self._store_of_all.leading(keys) if limit - here >= MIN_REUSE_BLOCKS else held
         if end - here < MIN_REUSE_BLOCKS:
             return held
+        pinned = self._index.pin(live.sequence, first, held)
         claim = self._index.claim(live.sequence, end, reused=True)
-        if claim is None:
+        self._index.unpin(pinned)
+        if claim is None or not claim.slots:
+            return held
+        if claim.first + len(claim.slots) - first < MIN_REUSE_BLOCKS:
+            self._index.abandon(claim.slots)
             return held
         self._index.commit(claim.slots)
         return claim.first + len(claim.slots)
@@ -245,7 +250,9 @@ class RemoteTier(ConnectorTier):
         self._store_of_all.put(self._keys(live)[first : first + count])
 
     def _left_out(self, live: Live, first: int, end: int) -> int:
-        count = min(end - first, self._staging_free)
+        of_prompt = max(live.known.prompt_len // self._tokens_per_block - first, 0)
+        for_answers = max(self._staging_free - self._staging // 2, 0)  # these leave half of the slots free
+        count = max(min(end - first, self._staging_free, of_prompt), min(end - first, for_answers))
         self._staging_free -= count
         self._stored_in(live, first, count)
         return count
