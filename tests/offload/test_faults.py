@@ -15,7 +15,7 @@ from .test_cancelled_loads import cancelled_while_it_loads
 from .test_kept_blocks import DEVICE_BLOCKS, HOST_BLOCKS, RETURNING, end_while_saving, serve_again
 from .test_partial_copies import copy_and_load, scene
 
-FUSES = (patches.KEPT_BLOCKS, patches.PARTIAL_COPIES)
+FUSES = (patches.KEPT_BLOCKS, patches.PARTIAL_COPIES, patches.ROOM_FOR_LOADS)
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ docs/offload.md describes it for operators. In the order in which a block meets 
 
 1. `connector` has upstream's two classes. It refuses configurations that it cannot serve, makes one side of each, and
    hands every call on.
-2. The scheduler side decides, alike on every rank. `scheduler` keeps the live `requests`, finds a prompt's blocks in
-   the host tier, promises them, early if upstream reserves prefixes, and writes a step of jobs. `switches`
-   says whether it may store and load.
+2. The scheduler side decides, alike on every rank. `policy` says what is found of a prompt, and which blocks go where:
+   a list of tiers, of which the host tier is the first. `scheduler` keeps the live `requests`, promises what was found,
+   early if upstream reserves prefixes, and writes a step of jobs. `switches` says whether it may store and load.
 3. `ledger` has one record for each job, from its plan until it is applied, and knows which blocks of the device a job
    still needs. It also has what both sides of a process share (`Link`).
 4. The worker side moves. `worker` meets the other ranks; `transfers` knows where a block lies and submits each job to

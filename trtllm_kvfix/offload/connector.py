@@ -34,7 +34,6 @@ from trtllm_kvfix.offload.transfers import (
     require_no_sliding,
 )
 from trtllm_kvfix.offload.worker import OffloadWorker
-from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import registry
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
 from trtllm_kvfix.ranks import OneRank, ranks_here
@@ -56,16 +55,11 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         settings = settings_module.load().offload
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
-        self.side = self.side_of(settings)(settings, tokens_per_block, link_of(llm_args), Switches(file))
+        make_side: Callable[..., OffloadScheduler] = OffloadScheduler
+        if settings.remote.kind is not None:  # or nothing of the remote tier is imported
+            make_side = import_module(f"{REMOTE}.scheduler").remote_scheduler
+        self.side = make_side(settings, tokens_per_block, link_of(llm_args), Switches(file))
         self.batch = WholeRequests()
-
-    @staticmethod
-    def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
-        """Return what makes the scheduler side. Nothing of the remote tier is imported unless it is configured."""
-        if settings.remote.kind is None:
-            return OffloadScheduler
-        remote: Callable[..., OffloadScheduler] = import_module(f"{REMOTE}.scheduler").RemoteScheduler
-        return remote
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         whole = self.batch.whole(request)

@@ -6,52 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.blocks.identity import Identity
-from trtllm_kvfix.native import TierClaim, TierIndex
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.transfers import blocks_by_group, flat
 
 if TYPE_CHECKING:
     from trtllm_kvfix.offload.remote.keys import KeyChain
 from collections.abc import Collection
 
-from trtllm_kvfix.offload.ledger import Ended, FetchJob, InUse, JobState, Ledger, LoadJob
+from trtllm_kvfix.offload.ledger import FetchJob, InUse, JobState, Ledger, LoadJob
+from trtllm_kvfix.offload.policy import PendingLoad
 
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
-
-
-@dataclass
-class PendingLoad:
-    """The blocks of a prompt from `first` on, pinned in the host tier until they have been loaded or are not needed."""
-
-    slots: list[int]
-    first: int
-    position: int  # tokens that the device had
-    tokens: int  # tokens that the load adds
-    job: int | None = None  # once the destinations are known
-    reservation: int | None = None  # upstream's number, by which it releases it part by part
-    fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
-    is_short: bool = False  # the load brings less than was promised
-    is_outdated: bool = False  # the weights have changed since
-
-    @property
-    def end(self) -> int:
-        return self.position + self.tokens
-
-    def empty(self, index: TierIndex) -> None:
-        """Let go of it: nothing needs these blocks."""
-        index.unpin(self.slots)
-        self.slots = []
-        if self.fetch is not None:
-            index.abandon(self.fetch.slots)
-            self.fetch = None
-
-
-@dataclass
-class PendingFetch:
-    """The blocks from `first` on, in claimed slots of the host tier that are about to be filled."""
-
-    slots: list[int]
-    first: int
-    keys: tuple[bytes, ...]
 
 
 @dataclass
@@ -153,11 +118,6 @@ class LiveRequest:
         told = self.priorities[self.covered : end]
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
-    def claim(self, end: int) -> TierClaim | None:
-        """Claim slots for its first `end` blocks, as far as the host tier lacks them. None if another job fills one."""
-        self.index_blocks(end)
-        return self.index.claim(self.sequence, end, known=self.had, priorities=self.priorities_until(end))
-
     def may_have_grown(self, tokens: int) -> bool:
         """The request grows while it is frozen. Upstream does not report into which blocks, up to as many as it had."""
         reach = -(-tokens // self.index.tokens_per_block)
@@ -237,22 +197,12 @@ class Loads:
     schedule instead (`Reservations`).
     """
 
-    def __init__(self, tokens_per_block: int, blocks_min: int, ledger: Ledger, in_use: InUse) -> None:
+    def __init__(self, tokens_per_block: int, ledger: Ledger, in_use: InUse) -> None:
         self.reservations = Reservations(tokens_per_block, ledger)
+        self.are_reserved = False  # upstream asks for promises, again and again
         self._tokens_per_block = tokens_per_block
-        self._blocks_min = blocks_min
         self._ledger = ledger
         self._in_use = in_use
-
-    def find(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
-        # Never the block with the last token, which is always computed.
-        live.index_blocks((live.length - 1) // self._tokens_per_block)
-        held = live.index.held(live.sequence)
-        first = num_computed_tokens // self._tokens_per_block
-        gained = held * self._tokens_per_block - num_computed_tokens
-        if held - first < self._blocks_min or gained <= 0:
-            return None
-        return PendingLoad(live.index.pin(live.sequence, first, held), first, num_computed_tokens, gained)
 
     def place(self, live: LiveRequest, load: PendingLoad) -> None:
         """Plan the load: the request's blocks are known, and may be fewer than it was promised."""
@@ -314,10 +264,8 @@ class Loads:
             self._in_use.remove(load)
             record.job = load._replace(blocks=(), slots=())
 
-    def end(self, job: LoadJob, load: PendingLoad, ended: Ended, index: TierIndex) -> None:
+    def end(self, job: LoadJob) -> None:
         self._in_use.remove(job)
-        index.condemn(ended.bad_slots)
-        index.unpin(load.slots)
 
 
 class Reservations:

@@ -11,6 +11,7 @@ from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import Ended
+from trtllm_kvfix.offload.policy import Taken
 
 FORMAT = 1
 SUFFIX = ".offload"
@@ -141,8 +142,15 @@ class Tally:
     def dropped(self, blocks: int) -> None:
         counters.offload_dropped_blocks.add(blocks)
 
-    def declined(self, blocks: int) -> None:
-        counters.offload_declined_blocks.add(blocks)
+    def taken(self, taken: Taken) -> None:
+        """Count what a tier has not taken, and what only passes through the host pool."""
+        if taken.is_staged:
+            counters.offload_remote_staged_blocks.add(len(taken.slots))
+            counters.offload_remote_dropped_blocks.add(taken.left)
+        elif taken.is_declined:
+            counters.offload_declined_blocks.add(taken.left)
+        else:
+            self.dropped(taken.left)
 
     def show(self, index: TierIndex) -> None:
         stats = index.stats()

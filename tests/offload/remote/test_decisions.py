@@ -356,9 +356,9 @@ def test_answers_leave_room_for_prompts(make_remote: MakeRemote) -> None:
     bench.executor.submit(Request(1, [1] * 4, max_new_tokens=60))
     bench.executor.run()
     share = bench.index.slots // 4
-    assert bench.scheduler.side._puts._pinned == share // 2
+    assert bench.scheduler.side.behind.puts._pinned == share // 2
     served(bench, 2, list(range(900, 924)))
-    assert bench.scheduler.side._puts._pinned == share // 2 + 6
+    assert bench.scheduler.side.behind.puts._pinned == share // 2 + 6
     porter_of(bench).holds_puts = False
     settle(bench)
 

@@ -123,5 +123,5 @@ def test_a_save_that_is_on_its_way_is_not_put(
     while len(side.ledger):
         bench.wait_for_a_transfer()
         executor.step()
-    assert memory == {} and side._puts._pinned == 0
+    assert memory == {} and side.behind.puts._pinned == 0
     assert bench.index.stats().owned == 0

@@ -43,7 +43,7 @@ def bench(make_remote: MakeRemote) -> Bench:
 
 
 def lookups_of(bench: Bench) -> Lookups:
-    found: Lookups = bench.scheduler.side._lookups
+    found: Lookups = bench.scheduler.side.behind.lookups
     return found
 
 
@@ -358,4 +358,4 @@ def test_what_is_on_its_way_is_not_put_twice(make_remote: MakeRemote, memory: di
     assert sum(len(message.keys) for message in porter.asked) == put
     porter.holds_puts = False
     settle(bench)
-    assert len(memory) == 12 and not bench.scheduler.side._puts._coming
+    assert len(memory) == 12 and not bench.scheduler.side.behind.puts._coming

@@ -109,8 +109,8 @@ class RemoteMachine(host.ConnectorMachine):
             self.executor.step()
             self.executor.idle()
         assert len(side.ledger) == 0
-        assert sorted(side._puts._staging._free) == list(range(side._puts._staging.first, host.HOST_BLOCKS))
-        assert side._puts._pinned == 0 and side._puts._coming == set()
+        assert sorted(side.behind.puts._staging._free) == list(range(side.behind.puts._staging.first, host.HOST_BLOCKS))
+        assert side.behind.puts._pinned == 0 and side.behind.puts._coming == set()
         assert self.bench.worker.side._loading == {} and len(self.bench.worker.kept) == 0
 
     def teardown(self) -> None:

@@ -20,65 +20,28 @@ from typing import Any, NamedTuple
 from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import (
     Ended,
     FetchJob,
-    Late,
     Link,
     LoadJob,
     PutJob,
     Record,
     RemoteStore,
-    Step,
-    StoreJob,
 )
 from trtllm_kvfix.offload.patches import guarded
+from trtllm_kvfix.offload.policy import PendingFetch, PendingLoad, Policy, Staging
 from trtllm_kvfix.offload.remote.keys import Era, Given, KeyChain, array_of, start_of
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
-from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad, opened
-from trtllm_kvfix.offload.scheduler import OffloadScheduler
-from trtllm_kvfix.offload.switches import Pause
+from trtllm_kvfix.offload.requests import LiveRequest, opened
+from trtllm_kvfix.offload.scheduler import OffloadScheduler, Shared
+from trtllm_kvfix.offload.switches import Pause, Switches
+from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
 
 # Puts to the store: blocks that have arrived in the host pool, whether the host tier has taken them or not.
-
-STAGING_SHARE = 8  # of the host pool, one slot in so many
-
-
-def staging_slots(slots: int) -> int:
-    """Counts the staging slots of a pool of so many. The host tier has the rest, at least one."""
-    return min(max(slots // STAGING_SHARE, 1), slots - 1)
-
-
-class Staging:
-    """The last slots of the host pool: through them, blocks go to the store that the host tier does not take.
-
-    The store is larger than the host tier, so what is not worth a place here may be worth one there. The index of the
-    host tier knows nothing of these slots: a block has one from the plan of its store until its put is over, and nobody
-    finds it meanwhile.
-
-    The executor's thread alone uses it.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self.first = slots - staging_slots(slots)
-        self._free = list(range(self.first, slots))
-        self._all = len(self._free)
-
-    def __contains__(self, slot: int) -> bool:
-        return slot >= self.first
-
-    def take(self, count: int, of_prompt: int) -> tuple[int, ...]:
-        """Fewer than `count` if there are no more. Blocks behind the prompt's leave half of the slots free."""
-        for_answers = max(len(self._free) - self._all // 2, 0)
-        count = max(min(count, of_prompt), min(count, for_answers))
-        taken, self._free = self._free[:count], self._free[count:]
-        return tuple(taken)
-
-    def give_back(self, slots: tuple[int, ...]) -> None:
-        self._free.extend(slots)
-
 
 PUT_SHARE = 4  # of the host tier, one part in so many may wait to be put; answers take at most half of that part
 
@@ -100,23 +63,16 @@ class Puts:
         self._pinned = 0  # slots of the host tier
         self._coming: set[bytes] = set()  # keys of what is being put
 
-    def share(self, slots: int) -> int:
-        """Counts the pool's slots that the host tier has."""
+    def share(self, slots: int) -> Staging:
         self._staging = Staging(slots)
-        return self._staging.first
+        return self._staging
 
     def is_staged(self, slots: tuple[int, ...]) -> bool:
         """Whether the slots of a store or put are staging slots: the index knows nothing of them."""
         return slots[0] in self._staging
 
-    def stage(self, live: LiveRequest, first: int, end: int) -> tuple[int, ...]:
-        """Slots for these blocks, or for the leading part of them that there is room for."""
-        if first >= end or live.chain is None or not self._is_up():
-            return ()
-        slots = self._staging.take(end - first, live.prompt_blocks_from(first))
-        counters.offload_remote_staged_blocks.add(len(slots))
-        counters.offload_remote_dropped_blocks.add(end - first - len(slots))
-        return slots
+    def takes(self, live: LiveRequest) -> bool:
+        return live.chain is not None and self._is_up()
 
     def plan_of(self, live: LiveRequest, first: int) -> Stored | None:
         if live.chain is None or self._link.store is None:
@@ -362,63 +318,51 @@ class Fetching:
     is_dropped: bool = False  # the request's blocks are somebody else's
 
 
-class RemoteScheduler(OffloadScheduler):
-    """Called by the executor's thread alone."""
+class RemoteTier:
+    """The store behind the host tier, for one scheduler side. Called by the executor's thread alone."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._remote = self._settings.remote
+    def __init__(self, shared: Shared) -> None:
+        self._settings, self._tokens_per_block, self._link, self._directions, self._loads = shared
+        self._remote, self._ledger = self._settings.remote, self._link.ledger
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
         self.worth = Worth()
-        self._lookups = Lookups(self._remote.lookup_wait_ms / 1000)
-        self._link.hold_back = self.hold_back
+        self.lookups = Lookups(self._remote.lookup_wait_ms / 1000)
+        self.puts = Puts(self._link)
+        self.share, self.takes, self.plan_of = self.puts.share, self.puts.takes, self.puts.plan_of
         self._fetch_pause = Pause(FAILURES_MIN)  # after fetches that failed
         self._estimates = 0
-        self._puts = Puts(self._link)
         self._era = Era()
 
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
+    def tick(self, scheduler_output: Any) -> None:
         if scheduler_output is not None:
             self.worth.note_step(monotonic(), prompt_tokens_of(scheduler_output))
         self._give_up()
-        return super().build_connector_meta(scheduler_output)
 
-    def plan_late(self, waiting: Collection[int] = ()) -> Late:
-        self._give_up()
-        return super().plan_late(waiting)
-
-    def request_over(self, request_id: int, blocks_stay: bool) -> None:
-        super().request_over(request_id, blocks_stay)
-        if not blocks_stay:
-            self._drop(request_id)
-
-    def _forget_weights(self) -> None:
-        super()._forget_weights()
+    def forget_weights(self) -> None:
         self._era.begin_next()
-        self._lookups.forget_all()
+        self.lookups.forget_all()
 
-    def hold_back(self, waiting: Sequence[Any], active: Sequence[Any]) -> list[int]:
+    def hold_back(self, index: TierIndex | None, waiting: Sequence[Any], active: Sequence[Any]) -> list[int]:
         """Ask the store about requests that wait to start, and return those that wait for its answer."""
-        self._take_ended()
         held_back: list[int] = []
         with guarded(FUSE) as tried:
-            self._lookups.keep({request.py_request_id for request in active})
+            self.lookups.keep({request.py_request_id for request in active})
             if self._link.store is not None:
-                held_back = self._without_answer(self._link.store, waiting)
+                held_back = self._without_answer(self._link.store, index, waiting)
         return [] if tried.failed else held_back
 
-    def _without_answer(self, store: RemoteStore, waiting: Sequence[Any]) -> list[int]:
-        self._lookups.take_answers(store)
+    def _without_answer(self, store: RemoteStore, index: TierIndex | None, waiting: Sequence[Any]) -> list[int]:
+        self.lookups.take_answers(store)
         held_back, tokens, now = [], 0, monotonic()
         for request in waiting:
-            lookup = self._lookups.of(request.py_request_id)
-            if lookup is None and self._may_fetch(store, now) and self._lookups.may_ask(store):
+            lookup = self.lookups.of(request.py_request_id)
+            if lookup is None and self._may_fetch(store, now) and self.lookups.may_ask(store):
                 tokens += request.prompt_len
                 if ASKED_TOKENS_MAX < tokens != request.prompt_len:  # but one of any length
                     held_back.append(request.py_request_id)
                     continue
-                self._ask(store, request)
-                lookup = self._lookups.of(request.py_request_id)
+                self._ask(store, index, request)
+                lookup = self.lookups.of(request.py_request_id)
             if lookup is not None and lookup.is_waited_for(now):
                 held_back.append(request.py_request_id)
         return held_back
@@ -427,8 +371,8 @@ class RemoteScheduler(OffloadScheduler):
         may = store.is_up and self._directions.work("load") and not fuse.of(FUSE).blown
         return may and self._fetch_pause.is_over(now)
 
-    def _ask(self, store: RemoteStore, request: Any) -> None:
-        index, identity, size = self.index, identity_of(request), self._tokens_per_block
+    def _ask(self, store: RemoteStore, index: TierIndex | None, request: Any) -> None:
+        identity, size = identity_of(request), self._tokens_per_block
         blocks = (request.prompt_len - 1) // size
         if index is None or identity is None or not self._is_shared(identity) or blocks < self._remote.min_reuse_blocks:
             return
@@ -438,11 +382,11 @@ class RemoteScheduler(OffloadScheduler):
         held = index.held(sequence)
         index.close(sequence)
         # Nothing is fetched for reservations, and nothing for what the host tier has: then nobody waits.
-        waits = blocks - held >= self._remote.min_reuse_blocks and not self._reserves
+        waits = blocks - held >= self._remote.min_reuse_blocks and not self._loads.are_reserved
         patience_s = self._patience_s(len(tokens)) if waits else 0.0
         start = start_of(self._era.root(store.root), identity)
         look = Look(0, start, identity.extra_keys, size, tokens, held)
-        self._lookups.ask(store, request.request_id, look, patience_s)
+        self.lookups.ask(store, request.request_id, look, patience_s)
 
     def _is_shared(self, identity: Identity) -> bool:
         return identity.lora_id is None or self._remote.shared_adapters
@@ -455,46 +399,48 @@ class RemoteScheduler(OffloadScheduler):
         start, given = start_of(self._era.root(store.root), identity), lookup.given if lookup else None
         return KeyChain(start, identity.extra_keys, self._tokens_per_block, given)
 
-    def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
-        self._drop(live.request_id)  # a request that begins again waits for nothing of before
+    def meet(self, live: LiveRequest) -> None:
+        self.drop(live.request_id)  # a request that begins again waits for nothing of before
         if self._link.store is not None:
-            self._lookups.take_answers(self._link.store)
-        lookup = self._lookups.of(live.request_id)
+            self.lookups.take_answers(self._link.store)
+        lookup = self.lookups.of(live.request_id)
         live.chain = self._chain(live, lookup)
-        found = super()._find_load(live, num_computed_tokens)
-        if live.chain is None or lookup is None:
-            return found
-        end = 0
+        if live.chain is None or lookup is None or lookup.is_used:
+            return
+        lookup.is_used = True
         with guarded(FUSE):
-            end = self._end_worth(live, lookup, num_computed_tokens)
-        return self._with_fetch(live, num_computed_tokens, found, end) if end else found
-
-    def _end_worth(self, live: LiveRequest, lookup: Lookup, position: int) -> int:
-        """Up to which block fetching is worth it; 0 for nothing."""
-        store, size = self._link.store, self._tokens_per_block
-        if not lookup.is_used:
-            lookup.is_used = True
+            live.index_blocks((live.length - 1) // self._tokens_per_block)
             self._note_answer(live, lookup)
+
+    def reach(self, live: LiveRequest, _held: int, _limit: int) -> int:
+        store, lookup = self._link.store, self.lookups.of(live.request_id)
+        if store is None or lookup is None or live.chain is None:
+            return 0
         # Upstream may take a part of a reservation, or come back on it, in the middle of a fetch.
-        if store is None or self._reserves or not self._may_fetch(store, monotonic()):
+        if self._loads.are_reserved or not self._may_fetch(store, monotonic()):
             return 0
-        held, end = live.index.held(live.sequence), min(lookup.found or 0, (live.length - 1) // size)
-        if end - max(held, position // size) < self._remote.min_reuse_blocks:
-            return 0
-        tokens = end * size - max(position, held * size)
-        estimate = self._estimate((end - held) * store.block_bytes, tokens)
-        return end if estimate.is_worth else 0
+        return lookup.found or 0
+
+    def names(self, live: LiveRequest, first: int, end: int) -> tuple[bytes, ...]:
+        return live.chain.keys(first, end) if live.chain is not None else ()
+
+    def is_worth(self, blocks: int, tokens: int) -> bool:
+        store = self._link.store
+        with guarded(FUSE):
+            if store is not None and self._estimate(store.block_bytes * blocks, tokens).is_worth:
+                return True
+        return False
 
     def _note_answer(self, live: LiveRequest, lookup: Lookup) -> None:
         if lookup.found is not None:
             if self._directions.work("store"):
-                self._puts.again(live, lookup.found, live.index.held(live.sequence))
+                self.puts.again(live, lookup.found, live.index.held(live.sequence))
         elif lookup.until:
             counters.offload_remote_unanswered.add()
 
     def _estimate(self, nbytes: int, tokens: int) -> Estimate:
         block_bytes = self._link.store.block_bytes if self._link.store else 0
-        waiting = self.ledger.slots_of(FetchJob) * block_bytes
+        waiting = self._ledger.slots_of(FetchJob) * block_bytes
         estimate = self.worth.estimate(monotonic(), nbytes, tokens, waiting)
         counters.offload_remote_bytes_per_s.put(self.worth.bytes_per_s or 0)
         counters.offload_prefill_tokens_per_s.put(self.worth.tokens_per_s or 0)
@@ -513,35 +459,16 @@ class RemoteScheduler(OffloadScheduler):
             self.worth.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed", SAID_EVERY,
         )  # fmt: skip
 
-    def _with_fetch(self, live: LiveRequest, position: int, found: PendingLoad | None, end: int) -> PendingLoad | None:
-        """Claim slots. Where there are too few, or others fill them now, the request has what the host pool holds."""
-        index, first = live.index, position // self._tokens_per_block
-        claim = index.claim(live.sequence, end, reused=True)  # it comes back, so it is worth its place
-        if claim is None or not claim.slots:
-            return found
-        if claim.first > live.index.held(live.sequence):  # a block before it is here, and bad: nobody reads beyond it
-            index.abandon(claim.slots)
-            return found
-        end = claim.first + len(claim.slots)
-        gained = end * self._tokens_per_block - position
-        if end - first < self._remote.min_reuse_blocks or gained <= 0 or live.chain is None:
-            index.abandon(claim.slots)
-            return found
-        load = found or PendingLoad(index.pin(live.sequence, first, claim.first), first, position, 0)
-        load.tokens = gained
-        load.fetch = PendingFetch(claim.slots, claim.first, live.chain.keys(claim.first, end))
-        return load
-
-    def _tell_load(self, live: LiveRequest, load: PendingLoad) -> None:
+    def brings(self, live: LiveRequest, load: PendingLoad) -> bool:
         fetch = load.fetch
         if fetch is None:
-            super()._tell_load(live, load)
-            return
-        load.fetch, load.job = None, self.ledger.next_number()  # on its way: nobody else gives its slots back
+            return False
+        load.fetch, load.job = None, self._ledger.next_number()  # on its way: nobody else gives its slots back
         now = monotonic()
         live.hold()
-        job = FetchJob(self.ledger.next_number(), live.request_id, fetch.keys, tuple(fetch.slots))
-        self.ledger.plan(job, Fetching(live, load, fetch, now, now + self._patience_s(load.tokens)))
+        job = FetchJob(self._ledger.next_number(), live.request_id, fetch.keys, tuple(fetch.slots))
+        self._ledger.plan(job, Fetching(live, load, fetch, now, now + self._patience_s(load.tokens)))
+        return True
 
     def _patience_s(self, tokens: int) -> float:
         """How long a request waits for tokens that it could compute."""
@@ -550,7 +477,7 @@ class RemoteScheduler(OffloadScheduler):
 
     def _fetching(self) -> list[Fetching]:
         """Fetches that not all ranks have ended."""
-        return [record.plan for record in self.ledger.of(FetchJob)]
+        return [record.plan for record in self._ledger.of(FetchJob)]
 
     def _give_up(self) -> None:
         now = monotonic()
@@ -558,7 +485,7 @@ class RemoteScheduler(OffloadScheduler):
             counters.offload_remote_late.add()
             self._give(fetching, has_come=False)
 
-    def _drop(self, request_id: int) -> None:
+    def drop(self, request_id: int) -> None:
         for fetching in self._fetching():
             fetching.is_dropped |= fetching.live.request_id == request_id
 
@@ -569,7 +496,7 @@ class RemoteScheduler(OffloadScheduler):
         if fetching.is_dropped:
             live.index.unpin(load.slots)
         elif live.is_over:  # upstream waits for its load all the same
-            job = LoadJob(self.ledger.next_number(), live.request_id, (), (), 0)
+            job = LoadJob(self._ledger.next_number(), live.request_id, (), (), 0)
             self._loads.plan(job, load)
         else:
             # Directly behind what is pinned: meanwhile others may have stored these blocks, and blocks before them.
@@ -577,17 +504,18 @@ class RemoteScheduler(OffloadScheduler):
             come = live.index.pin(live.sequence, first, end) if has_come else []
             load.slots += come
             load.is_short = len(come) < end - first
-            super()._tell_load(live, load)
+            self._loads.place(live, load)
 
-    def _end(self, record: Record, ended: Ended) -> None:
-        if isinstance(record.job, FetchJob):
-            self._end_fetch(record.plan, ended)
-        elif isinstance(record.job, PutJob):
-            self._puts.end(record.plan, record.job, ended)
+    def end(self, policy: Policy[LiveRequest], record: Record, ended: Ended) -> None:
+        if isinstance(record.job, PutJob):
+            self.puts.end(record.plan, record.job, ended)
         else:
-            super()._end(record, ended)
+            self._end_fetch(policy, record.plan, ended)
 
-    def _end_fetch(self, fetching: Fetching, ended: Ended) -> None:
+    def stored(self, plan: Stored, slots: tuple[int, ...], *, well: bool) -> None:
+        self.puts.begin(plan, slots, well=well)
+
+    def _end_fetch(self, policy: Policy[LiveRequest], fetching: Fetching, ended: Ended) -> None:
         live, slots = fetching.live, fetching.fetch.slots
         counters.offload_remote_bad_blocks.add(len(ended.bad_slots))
         come = 0 if ended.error else leading_blocks(slots, ended.lost_slots)
@@ -597,8 +525,7 @@ class RemoteScheduler(OffloadScheduler):
             counters.offload_remote_errors.add()
             why = ended.error or f"{len(ended.lost_slots)} are gone from it, or bad, as {len(ended.bad_slots)} are"
             log.warning("%d of %d blocks did not come from the remote tier: %s", len(slots) - come, len(slots), why)
-        live.index.abandon(slots[come:])
-        live.index.commit(slots[:come])
+        policy.fetched(slots, come)
         if come:
             self._fetch_pause.succeeded()
             now = monotonic()
@@ -610,28 +537,6 @@ class RemoteScheduler(OffloadScheduler):
         if not fetching.is_told:
             self._give(fetching, has_come=come > 0)
         live.let_go()
-
-    def _slots_of_index(self, slots: int) -> int:
-        return self._puts.share(slots)
-
-    def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
-        """Put the blocks through staging slots. Those that the GPU had when the request came have been put before."""
-        begin = max(first, live.had)
-        slots = self._puts.stage(live, begin, end)
-        if slots:
-            self._store(live, begin, slots)
-
-    def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
-        if not self._puts.is_staged(slots):
-            super()._filled(slots, well=well)
-
-    def _plan_of(self, live: LiveRequest, first: int) -> Stored | None:
-        return self._puts.plan_of(live, first)
-
-    def _end_store(self, store: StoreJob, plan: Stored | None, ended: Ended) -> None:
-        super()._end_store(store, plan, ended)
-        if plan is not None:
-            self._puts.begin(plan, store.slots, well=not ended.error)
 
 
 def leading_blocks(slots: Sequence[int], lost: Collection[int]) -> int:
@@ -645,3 +550,10 @@ def prompt_tokens_of(scheduler_output: Any) -> int:
     told = [*scheduler_output.new_requests, *scheduler_output.cached_requests]
     counts = [int(getattr(data, "num_scheduled_tokens", 0)) for data in told]
     return sum(count for count in counts if count > 1)
+
+
+def remote_scheduler(
+    settings: OffloadSettings, tokens_per_block: int, link: Link, switches: Switches
+) -> OffloadScheduler:
+    """The scheduler side with a store behind its host tier."""
+    return OffloadScheduler(settings, tokens_per_block, link, switches, RemoteTier)
