@@ -503,11 +503,8 @@ class Weights:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changing = 0  # calls that have not returned
+        self.are_changing = False
         self.notes = 0  # whoever has seen fewer must forget what it knows of blocks
-
-    @property
-    def are_changing(self) -> bool:
-        return self._changing > 0
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -522,6 +519,7 @@ class Weights:
         with self._lock:
             self.notes += 1
             self._changing += change
+            self.are_changing = self._changing > 0
 
 
 class Link:

@@ -118,8 +118,9 @@ class HostTier(Generic[P]):
         claim = self._index.claim(prefix.sequence, end, known=prefix.had, priorities=prefix.priorities_until(end))
         if claim is None:
             return None
-        slots = tuple(claim.slots)
-        return Taken(claim.first, slots, end - max(claim.first + len(slots), first), claim.declined)
+        slots, begin = tuple(claim.slots), claim.first
+        behind = begin + len(slots)
+        return Taken(begin, slots) if behind == end else Taken(begin, slots, end - max(behind, first), claim.declined)
 
 
 STAGING_SHARE = 8  # of the host pool, one slot in so many
@@ -224,6 +225,7 @@ class Policy(Generic[P]):
 
     def __init__(self, index: TierIndex, tiers: Sequence[Tier[P]]) -> None:
         self.index, self._tiers = index, tiers
+        self._slots = index.slots  # of the host pool; others are staging slots
 
     def find(self, prefix: P, position: int) -> PendingLoad | None:
         """Pin, and claim, what the tiers add to the `position` tokens that the device has of a prompt."""
@@ -249,7 +251,7 @@ class Policy(Generic[P]):
 
     def stored(self, slots: tuple[int, ...], *, well: bool) -> None:
         """A store is over. Staged blocks stay where they are until the store behind has them."""
-        if slots[0] < self.index.slots:
+        if slots[0] < self._slots:
             (self.index.commit if well else self.index.abandon)(slots)
 
     def fetched(self, slots: Sequence[int], come: int) -> None:

@@ -75,6 +75,8 @@ class LiveRequest:
     @property
     def allocated(self) -> int:
         """The number of blocks that every layer group has."""
+        if len(self.blocks) == 1:  # as in most caches, and asked for each block that is stored
+            return len(self.blocks[0])
         return min(map(len, self.blocks), default=0)
 
     def whole_blocks(self) -> int:

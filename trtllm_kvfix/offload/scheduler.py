@@ -12,7 +12,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import OVER, Ended, InUse, Late, Link, LoadJob, Record, Step, StoreJob
-from trtllm_kvfix.offload.policy import PendingLoad, Policy, Store, Taken, policy_of
+from trtllm_kvfix.offload.policy import PendingLoad, Policy, Store, policy_of
 from trtllm_kvfix.offload.requests import LiveRequest, Loads, added_blocks, opened, tokens_computed
 from trtllm_kvfix.offload.switches import Directions, Switches
 from trtllm_kvfix.offload.tier_report import Tally
@@ -310,18 +310,17 @@ class OffloadScheduler:
             if taken is None:
                 return False
             for one in taken:
-                self._store(live, one)
+                if one.slots:
+                    self._store(live, one.first, one.slots)
+                if one.left or one.is_staged:
+                    self.tally.taken(one)
         live.cover(whole)
         return True
 
-    def _store(self, live: LiveRequest, taken: Taken) -> None:
-        first, slots, left, *_ = taken
-        if slots:
-            store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, first + len(slots)), slots)
-            self._sources.add(store)
-            self.ledger.plan(store, None if self.behind is None else self.behind.plan_of(live, first))
-        if left or taken.is_staged:
-            self.tally.taken(taken)
+    def _store(self, live: LiveRequest, first: int, slots: tuple[int, ...]) -> None:
+        store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, first + len(slots)), slots)
+        self._sources.add(store)
+        self.ledger.plan(store, None if self.behind is None else self.behind.plan_of(live, first))
 
     def _forget(self, request_id: int) -> bool:
         """Let go of a request. True if it was known."""

@@ -140,20 +140,18 @@ class Pause:
         self._failures_min = failures_min
         self.succeeded()
 
-    @property
-    def is_on(self) -> bool:
-        return self._failures >= self._failures_min
-
     def is_over(self, now: float) -> bool:
         return not self.is_on or now >= self._until
 
     def succeeded(self) -> None:
-        self._failures, self._until, self._next_s = 0, 0.0, PAUSE_S_MIN
+        self.failures, self._until, self._next_s = 0, 0.0, PAUSE_S_MIN  # failures in a row
+        self.is_on = False
 
     def failed(self, now: float) -> bool:
         """True if that was one too many: what worked until now pauses."""
         was_on = self.is_on
-        self._failures += 1
+        self.failures += 1
+        self.is_on = self.failures >= self._failures_min
         if self.is_on and now >= self._until:  # else it was begun together with another one
             self._until = now + self._next_s
             self._next_s = min(2 * self._next_s, PAUSE_S_MAX)
@@ -173,7 +171,8 @@ class Directions:
 
     def work(self, direction: str) -> bool:
         wanted = self._switches.store if direction == "store" else self._switches.load
-        return wanted and not self._weights.are_changing and self._pauses[direction].is_over(monotonic())
+        pause = self._pauses[direction]  # asked for each block that is stored, so the clock is not read for nothing
+        return wanted and not self._weights.are_changing and not (pause.is_on and not pause.is_over(monotonic()))
 
     def begin_again(self) -> None:
         for pause in self._pauses.values():
@@ -186,7 +185,8 @@ class Directions:
             if pause.is_on:
                 counters.offload_given_up.add(-1)
                 log.warning("%ss go on, since one has succeeded", direction)
-            pause.succeeded()
+            if pause.failures:
+                pause.succeeded()
             return
         if ended.no_room or ended.bad_slots:
             return  # says nothing of the next one
