@@ -66,7 +66,7 @@ def stored(make_remote: MakeRemote) -> Any:
 
 
 def porter_of(bench: Bench) -> PorterDouble:
-    porter: PorterDouble = bench.worker.side.porter
+    porter: PorterDouble = bench.worker.side.carrier.porter
     return porter
 
 

@@ -85,7 +85,7 @@ def test_either_is_read_where_eras_have_no_names(
 def test_a_fetch_that_is_on_its_way_brings_nothing(make_remote: MakeRemote) -> None:
     first, second = make_remote(), make_remote()
     serve(first, 1)
-    executor, porter = second.executor, second.worker.side.porter
+    executor, porter = second.executor, second.worker.side.carrier.porter
     porter.holds_gets = True
     request = Request(1, prompt(1))
     executor.submit(request)

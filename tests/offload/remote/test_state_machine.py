@@ -35,7 +35,7 @@ class RemoteMachine(host.ConnectorMachine):
         with mock.patch.dict(os.environ, variables):
             bench = super().make(device, **sizes)
         bench.take_note = lambda: None  # type: ignore[method-assign]  # it would drop what is planned
-        self.porter: PorterDouble = bench.worker.side.porter
+        self.porter: PorterDouble = bench.worker.side.carrier.porter
         return bench
 
     # ------------------------------------------------------------------------------------------ the store
