@@ -169,7 +169,7 @@ def test_a_load_that_is_on_its_way_brings_nothing(
 
 def test_it_is_read_where_loads_are_not_outdated(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("trtllm_kvfix.offload.requests.Loads.outdate", lambda _: None)
+    monkeypatch.setattr("trtllm_kvfix.offload.scheduler.Loads.outdate", lambda _: None)
     bench = make_bench()
     serve(bench, 1)
     bench.executor.forget_device_cache()
@@ -200,7 +200,7 @@ def test_a_request_that_outlives_its_weights_keeps_its_blocks_to_itself(make_ben
 
 def test_others_read_them_where_it_does_not(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("trtllm_kvfix.offload.requests.LiveRequest.outlive_weights", lambda _: None)
+    monkeypatch.setattr("trtllm_kvfix.offload.scheduler.LiveRequest.outlive_weights", lambda _: None)
     assert set(live_across(make_bench(executor={"chunk_tokens": 8}))) == {2}
 
 

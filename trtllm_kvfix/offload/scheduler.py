@@ -4,19 +4,547 @@ A block is stored when the kernels of its last token have been given to the devi
 iteration shows. So a step that was scheduled and then not run has promised nothing.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trtllm_kvfix.blocks.identity import Identity
+from trtllm_kvfix.native import TierIndex
+from trtllm_kvfix.offload.transfers import blocks_by_group, flat
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.offload.remote.keys import KeyChain
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import NamedTuple, Protocol
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
-from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.ledger import OVER, Ended, InUse, Late, Link, LoadJob, Record, Step, StoreJob
-from trtllm_kvfix.offload.policy import PendingLoad, Policy, Store, policy_of
-from trtllm_kvfix.offload.requests import LiveRequest, Loads, added_blocks, opened, tokens_computed
-from trtllm_kvfix.offload.switches import Directions, Switches
-from trtllm_kvfix.offload.tier_report import Tally
+from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.offload.ledger import (
+    OVER,
+    Ended,
+    FetchJob,
+    InUse,
+    JobState,
+    Late,
+    Ledger,
+    Link,
+    LoadJob,
+    Record,
+    Step,
+    StoreJob,
+    Weights,
+)
+from trtllm_kvfix.offload.policy import PendingLoad, Policy, Store, Taken, policy_of
+from trtllm_kvfix.offload.switches import DIRECTIONS, Switches
 from trtllm_kvfix.offload_section import OffloadSettings
+
+PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
+
+
+@dataclass
+class LiveRequest:
+    """Its leading blocks are a sequence of the host tier's index, which keeps their tokens; the rest are here."""
+
+    request_id: int
+    index: TierIndex
+    sequence: int
+    tail: list[int]  # tokens behind those that the index has
+    had: int  # blocks that the device had when it came
+    identity: Identity = field(default_factory=Identity)
+    blocks: list[list[int]] = field(default_factory=list)  # of the device: for each layer group, in order of position
+    # After preemption, upstream may report additions to blocks that no longer exist. The list is taken again when the
+    # request is reported as a new one, or ends; until then nothing is appended to this one.
+    frozen: bool = False
+    grown: int = 0  # blocks that it may have reached since, while it was frozen
+    priorities: list[int] = field(default_factory=list)
+    computed: int = 0  # tokens whose kernels have been given to the device
+    indexed: int = 0  # tokens that the index has
+    covered: int = 0  # blocks that are in the host tier, on their way, or not worth storing
+    worth: int = sys.maxsize  # blocks from this one on are not worth it
+    due: int = field(init=False)  # tokens that must be computed before there is more to cover
+    load: PendingLoad | None = None
+    is_counted: bool = True  # what it found; for a reservation, once upstream has accepted some of it
+    prompt_tokens: int = field(init=False)
+    chain: "KeyChain | None" = None  # names its blocks if they go to the remote tier as well
+    users: int = 0  # users of the sequence beyond the end of the request
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tail)
+        self.cover(0)
+
+    def take(self, tokens: Sequence[int], blocks: list[list[int]]) -> None:
+        """Take over what upstream reports: it is complete."""
+        self.tail, self.blocks, self.frozen = list(tokens[self.indexed :]), blocks, False
+        if len(tokens) < self.indexed:
+            self.worth = 0  # upstream has taken tokens back, and does not report which others it may have put there
+
+    def extend(self, tokens: Iterable[int], blocks: list[list[int]], priorities: Iterable[int] = ()) -> None:
+        """`priorities` are those of the added blocks, empty if the request has no retention ranges."""
+        if self.frozen:
+            return
+        self.tail.extend(tokens)
+        self.priorities.extend(priorities)
+        self.blocks = self.blocks or [[] for _ in blocks]
+        for known, added in zip(self.blocks, blocks, strict=True):
+            known.extend(added)
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that are known."""
+        return self.indexed + len(self.tail)
+
+    @property
+    def allocated(self) -> int:
+        """The number of blocks that every layer group has."""
+        if len(self.blocks) == 1:  # as in most caches, and asked for each block that is stored
+            return len(self.blocks[0])
+        return min(map(len, self.blocks), default=0)
+
+    def whole_blocks(self) -> int:
+        """The number of blocks whose tokens are all known and computed."""
+        known = self.indexed + len(self.tail)
+        return min(min(self.computed, known) // self.index.tokens_per_block, self.allocated)
+
+    def prompt_blocks_from(self, first: int) -> int:
+        """Count the whole blocks of its prompt from this one on."""
+        return max(self.prompt_tokens // self.index.tokens_per_block - first, 0)
+
+    def index_blocks(self, blocks: int) -> None:
+        """Move so many blocks from the tail to the index, unless it has them already."""
+        more = blocks * self.index.tokens_per_block - self.indexed
+        if more > 0:
+            self.index.extend(self.sequence, self.tail[:more])
+            if self.chain is not None:
+                self.chain.extend(self.tail[:more])
+            del self.tail[:more]
+            self.indexed += more
+
+    def cover(self, blocks: int) -> None:
+        self.covered = blocks
+        self.due = (blocks + 1) * self.index.tokens_per_block
+
+    def worth_storing(self, blocks: int, priority_min: int) -> int:
+        """Count the leading blocks worth storing: all `covered`, and the next ones up to the first of low priority."""
+        if not self.priorities and priority_min <= PRIORITY_DEFAULT:
+            return min(blocks, self.worth)
+        for at in range(self.covered, min(blocks, self.worth)):
+            priority = self.priorities[at] if at < len(self.priorities) else PRIORITY_DEFAULT
+            if priority < priority_min:
+                self.worth = at
+                break
+        return min(blocks, self.worth)
+
+    def priorities_until(self, end: int) -> list[int]:
+        """The priorities of the blocks behind the covered ones. Empty if the request has no retention ranges."""
+        if not self.priorities:
+            return []
+        told = self.priorities[self.covered : end]
+        return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
+
+    def may_have_grown(self, tokens: int) -> bool:
+        """The request grows while it is frozen. Upstream does not report into which blocks, up to as many as it had."""
+        reach = -(-tokens // self.index.tokens_per_block)
+        is_new = reach > max(self.grown, self.allocated)
+        if is_new:
+            self.grown = reach
+        return is_new
+
+    def part(self, first: int, end: int) -> tuple[int, ...]:
+        return part_of(self.blocks, first, end)
+
+    def let_go_of_load(self) -> None:
+        """Let go of what it was promised. If that is on its way, it is held until it has arrived."""
+        load, self.load = self.load, None
+        if load is not None and load.job is None:
+            load.empty(self.index)
+
+    def outlive_weights(self) -> None:
+        """Its blocks stay its own: some were computed with weights that are gone, and the others follow from them."""
+        self.worth, self.chain = 0, None
+        if self.load is not None:
+            self.load.is_outdated = True
+
+    def close(self) -> None:
+        """End the request: nothing more will be looked for or stored."""
+        self.let_go_of_load()
+        self.is_over = True
+        self._close_unused()
+
+    def hold(self) -> None:
+        """Keep the sequence until whoever holds it has let it go."""
+        self.users += 1
+
+    def let_go(self) -> None:
+        self.users -= 1
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self.is_over and not self.users:
+            self.index.close(self.sequence)
+
+
+def opened(index: TierIndex, identity: Identity) -> int:
+    """A sequence without tokens."""
+    return index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
+
+
+def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
+    """Blocks `first` to `end` of one layer group, then of the next, in the order of jobs."""
+    if len(blocks) == 1:
+        return tuple(blocks[0][first:end])
+    return tuple([block for group in blocks for block in group[first:end]])
+
+
+def added_blocks(data: Any) -> list[list[int]]:
+    """Return the blocks that a report adds, by layer group: mostly none. With several groups, upstream leaves the flat
+    list empty."""
+    by_group = getattr(data, "new_block_ids_by_layer_group", None)
+    if by_group and len(by_group) > 1:
+        return blocks_by_group(by_group)
+    return [flat(data.new_block_ids)] if data.new_block_ids else []
+
+
+def tokens_computed(request: Any, live: LiveRequest) -> int:
+    """Count the computed tokens of a request that ends: up to its position in the prompt, then all but the last."""
+    position = getattr(request, "context_current_position", None)
+    prompt = getattr(request, "prompt_len", None)
+    if position is None or prompt is None:
+        return live.computed
+    return position if position < prompt else live.length - 1
+
+
+class Loads:
+    """What the host tier adds to prompts, pinned from the promise until it has arrived. The executor's thread uses it.
+
+    Upstream asks when a request has room, and reports where its blocks lie. The newest builds reserve while they
+    schedule instead (`Reservations`).
+    """
+
+    def __init__(self, tokens_per_block: int, ledger: Ledger, in_use: InUse) -> None:
+        self.reservations = Reservations(tokens_per_block, ledger)
+        self.are_reserved = False  # upstream asks for promises, again and again
+        self._tokens_per_block = tokens_per_block
+        self._ledger = ledger
+        self._in_use = in_use
+
+    def place(self, live: LiveRequest, load: PendingLoad) -> None:
+        """Plan the load: the request's blocks are known, and may be fewer than it was promised."""
+        load.job = self._ledger.next_number()
+        slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
+        end = load.first + len(slots)
+        # The device may have a part of the first block, which is written whole: a failed load loses this part, too.
+        position = load.first * self._tokens_per_block
+        until = end * self._tokens_per_block if load.is_short else None
+        self.plan(LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until=until), load)
+
+    def plan(self, job: LoadJob, load: PendingLoad) -> None:
+        self._in_use.add(job)
+        self._ledger.plan(job, load)
+        if load.is_outdated and job.slots:
+            self._ledger.outdate(job.number)
+
+    def plan_forgotten(self, waiting: Collection[int], live: Collection[int]) -> None:
+        """A request may end between the promise of its load and the report of its blocks, and then it has none.
+
+        Upstream waits for the load all the same: for one that brings nothing.
+        """
+        forgotten = set(waiting).difference(live)
+        if forgotten:
+            coming = [*self._ledger.of(LoadJob), *self._ledger.of(FetchJob)]
+            forgotten.difference_update(record.job.request_id for record in coming)
+        for request_id in sorted(forgotten):
+            number = self._ledger.next_number()
+            self.plan(LoadJob(number, request_id, (), (), 0), PendingLoad([], 0, 0, 0, job=number))
+
+    def let_go_of_promise(self, live: LiveRequest) -> None:
+        """Let go, as the request has ended or begins again. What is on its way to it stays until it has arrived."""
+        if live.load is not None and live.load.job is None:
+            self.reservations.forget(live.load)
+            live.let_go_of_load()
+
+    def accept(self, accepted: Any) -> None:
+        """Plan a load that was reserved; upstream may report it more than once."""
+        planned = self.reservations.accept(accepted)
+        if planned is not None:
+            self.plan(*planned)
+
+    def take_back(self, reservation_id: int, start: int, end: int) -> None:
+        job = self.reservations.release(reservation_id, start, end)
+        if job is not None:
+            self._ledger.take_back(job)
+
+    def outdate(self) -> None:
+        """Note that the weights have changed. What is on its way, or unknown to some rank, is worth nothing."""
+        for record in self._ledger.of(LoadJob):
+            if record.job.slots and record.written is not JobState.ENDED_EVERYWHERE:
+                self._ledger.outdate(record.number)
+
+    def empty(self, request_id: int) -> None:
+        """A load of the request that was not sent does not begin. Upstream waits for it, so it is sent all the same."""
+        for record in self._ledger.planned(request_id, LoadJob):
+            load = record.job
+            assert isinstance(load, LoadJob)
+            self._in_use.remove(load)
+            record.job = load._replace(blocks=(), slots=())
+
+    def end(self, job: LoadJob) -> None:
+        self._in_use.remove(job)
+
+
+class Reservations:
+    """Prefixes that upstream reserves while it schedules, before it knows whether the request gets room.
+
+    The newest KVCacheManagerV2 does so. From `reserve_prefix` on, the reserved blocks of the host tier stay, whole or
+    in part, until upstream has released all of them. Upstream names what it accepts in the report of the step, and the
+    load begins with that step; until then upstream may still take it back. An accepted load is over when every rank
+    says so.
+
+    Upstream continues behind the tokens that it was promised, as with other loads. If they did not come, the request
+    gives its cache back and computes its prompt.
+
+    Reservations are known by upstream's numbers. The executor's thread alone uses them.
+    """
+
+    def __init__(self, tokens_per_block: int, ledger: Ledger) -> None:
+        self._tokens_per_block = tokens_per_block
+        self._ledger = ledger  # has those that were accepted
+        self._promised: dict[int, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._promised)
+
+    def add(self, reservation_id: int, live: LiveRequest) -> None:
+        assert live.load is not None
+        live.load.reservation = reservation_id
+        self._promised[reservation_id] = live
+
+    def release(self, reservation_id: int, start: int, end: int) -> int | None:
+        """Release tokens `start` to `end`: all, or the part at one end. If upstream takes back what it has accepted,
+        returns the job that must not begin any more."""
+        live = self._promised.get(reservation_id)
+        load = live.load if live is not None else None
+        if live is None or load is None:  # accepted; or it ended with its request, or has been loaded
+            accepted = self._ledger.load_of(reservation_id)
+            return None if accepted is None else accepted.number
+        kept = (end, load.end) if start <= load.position else (load.position, start)
+        self._keep(live, load, *kept)
+        if load.tokens == 0:
+            del self._promised[reservation_id]
+            live.load = None
+        return None
+
+    def accept(self, accepted: Any) -> tuple[LoadJob, PendingLoad] | None:
+        """Return the load that a report names, or nothing if it was reported before. If the promise ended with its
+        request, the load brings nothing: upstream waits for its end."""
+        if self._ledger.load_of(accepted.reservation_id) is not None:
+            return None
+        live = self._promised.pop(accepted.reservation_id, None)
+        load = live.load if live is not None else None
+        if live is None or load is None:
+            load = PendingLoad([], accepted.start // self._tokens_per_block, accepted.start, 0)
+        else:
+            self._keep(live, load, accepted.start, accepted.end)
+        load.job = self._ledger.next_number()
+        blocks = part_of(blocks_by_group(accepted.block_ids_by_layer_group), load.first, load.first + len(load.slots))
+        position = load.first * self._tokens_per_block
+        job = LoadJob(load.job, accepted.request_id, blocks, tuple(load.slots), position, accepted.reservation_id)
+        return job, load
+
+    def forget(self, load: PendingLoad) -> None:
+        """Forget a promise whose request has ended, or begins again, before upstream has accepted it."""
+        if load.reservation is not None:
+            self._promised.pop(load.reservation, None)
+
+    def _keep(self, live: LiveRequest, load: PendingLoad, start: int, end: int) -> None:
+        """Keep the blocks that hold a token from `start` to `end`."""
+        size = self._tokens_per_block
+        first = start // size
+        behind = -(-end // size) if end > start else first
+        before, after = max(first - load.first, 0), max(behind - load.first, 0)
+        live.index.unpin(load.slots[:before] + load.slots[after:])
+        load.slots, load.first = load.slots[before:after], first
+        load.position, load.tokens = start, max(end - start, 0)
+
+
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before something that failed too often in a row is tried again
+
+
+class Pause:
+    """After so many failures in a row, nothing is tried until a pause is over; if it fails again then, the next pause
+    is twice as long. One thread uses it, with the times of one clock."""
+
+    def __init__(self, failures_min: int) -> None:
+        self._failures_min = failures_min
+        self.succeeded()
+
+    def is_over(self, now: float) -> bool:
+        return not self.is_on or now >= self._until
+
+    def succeeded(self) -> None:
+        self.failures, self._until, self._next_s = 0, 0.0, PAUSE_S_MIN  # failures in a row
+        self.is_on = False
+
+    def failed(self, now: float) -> bool:
+        """True if that was one too many: what worked until now pauses."""
+        was_on = self.is_on
+        self.failures += 1
+        self.is_on = self.failures >= self._failures_min
+        if self.is_on and now >= self._until:  # else it was begun together with another one
+            self._until = now + self._next_s
+            self._next_s = min(2 * self._next_s, PAUSE_S_MAX)
+        return self.is_on and not was_on
+
+
+FAILED_IN_A_ROW_MAX = 32
+
+
+class Directions:
+    """Both directions, `store` and `load`. One pauses when no transfer succeeds, and both stop while the weights
+    change."""
+
+    def __init__(self, switches: Switches, weights: Weights) -> None:
+        self._switches, self._weights = switches, weights
+        self._pauses = {direction: Pause(FAILED_IN_A_ROW_MAX) for direction in DIRECTIONS}
+
+    def work(self, direction: str) -> bool:
+        wanted = self._switches.store if direction == "store" else self._switches.load
+        pause = self._pauses[direction]  # asked for each block that is stored, so the clock is not read for nothing
+        return wanted and not self._weights.are_changing and not (pause.is_on and not pause.is_over(monotonic()))
+
+    def begin_again(self) -> None:
+        for pause in self._pauses.values():
+            pause.succeeded()
+        counters.offload_given_up.put(0)
+
+    def note_end(self, direction: str, ended: Ended) -> None:
+        pause = self._pauses[direction]
+        if not ended.error:
+            if pause.is_on:
+                counters.offload_given_up.add(-1)
+                log.warning("%ss go on, since one has succeeded", direction)
+            if pause.failures:
+                pause.succeeded()
+            return
+        if ended.no_room or ended.bad_slots:
+            return  # says nothing of the next one
+        if pause.failed(monotonic()):
+            counters.offload_given_up.add()
+            log.error(
+                "no more %ss: %d failed in a row, the last with: %s. One is tried now and then",
+                direction, FAILED_IN_A_ROW_MAX, ended.error,
+            )  # fmt: skip
+
+
+OPAQUE_TOLD_MAX = 3
+ERRORS_TOLD_MAX = 10
+
+
+class Tally:
+    """Numbers that show whether the host tier helps. Every so many requests they are logged.
+
+    The scheduler's thread counts; other threads read `counters`.
+    """
+
+    def __init__(self, log_every_requests: int) -> None:
+        self._log_every_requests = log_every_requests
+        self._finished = 0
+        self._opaque = 0
+        self._errors_told = 0
+        self._prompt = self._device = self._host = 0  # tokens, since the last line of the log
+        self._stored = self._loaded = self._errors = 0  # blocks, transfers
+
+    def looked_up(self, prompt: int, device: int) -> None:
+        self._prompt += prompt
+        self._device += device
+        counters.offload_prompt_tokens.add(prompt)
+        counters.offload_device_hit_tokens.add(device)
+
+    def hit(self, tokens: int) -> None:
+        """So many tokens of a prompt have come. A promise is none: a load may fail, or bring less."""
+        if tokens > 0:
+            self._host += tokens
+            counters.offload_host_hit_tokens.add(tokens)
+            counters.offload_host_hits.add()
+
+    def opaque(self, request_id: int) -> None:
+        self._opaque += 1
+        counters.offload_requests_skipped.add()
+        if self._opaque <= OPAQUE_TOLD_MAX:
+            log.warning("request %d is left alone: its blocks depend on more than its tokens", request_id)
+
+    def stored(self, blocks: int, ended: Ended) -> None:
+        if ended.no_room:
+            self.dropped(blocks)
+            return
+        if ended.error:
+            self._failed("store", blocks, ended.error)
+            return
+        self._stored += blocks
+        flight.note(flight.STORED, blocks)
+        counters.offload_stored_blocks.add(blocks)
+
+    def loaded(self, blocks: int, ended: Ended) -> None:
+        """A load that found no room is not counted here: its request computes instead, and counts as that."""
+        counters.offload_bad_blocks.add(len(ended.bad_slots))
+        if ended.no_room:
+            return
+        if ended.error:
+            self._failed("load", blocks, ended.error)
+            return
+        self._loaded += blocks
+        flight.note(flight.LOADED, blocks)
+        counters.offload_loaded_blocks.add(blocks)
+
+    def dropped(self, blocks: int) -> None:
+        counters.offload_dropped_blocks.add(blocks)
+
+    def taken(self, taken: Taken) -> None:
+        """Count what a tier has not taken, and what only passes through the host pool."""
+        if taken.is_staged:
+            counters.offload_remote_staged_blocks.add(len(taken.slots))
+            counters.offload_remote_dropped_blocks.add(taken.left)
+        elif taken.is_declined:
+            counters.offload_declined_blocks.add(taken.left)
+        else:
+            self.dropped(taken.left)
+
+    def show(self, index: TierIndex) -> None:
+        stats = index.stats()
+        counters.offload_pool_blocks.put(stats.slots)
+        counters.offload_pool_free_blocks.put(stats.free)
+        counters.offload_pool_busy_blocks.put(stats.owned)
+        counters.offload_evicted_blocks.put(stats.evicted)
+
+    def finished(self, index: TierIndex | None) -> None:
+        self._finished += 1
+        if index is not None:
+            self.show(index)
+        if self._log_every_requests and self._finished % self._log_every_requests == 0:
+            self._tell(index)
+
+    def _failed(self, what: str, blocks: int, error: str) -> None:
+        self._errors += 1
+        flight.note(flight.TRANSFER_FAILED, blocks, text=what)
+        self._errors_told += 1
+        counters.offload_errors.add()
+        if self._errors_told <= ERRORS_TOLD_MAX:
+            last = "; further ones are counted" if self._errors_told == ERRORS_TOLD_MAX else ""
+            log.error("a %s of %d blocks failed: %s%s", what, blocks, error, last)
+
+    def _tell(self, index: TierIndex | None) -> None:
+        shares = [100 * part / max(self._prompt, 1) for part in (self._device, self._host)]
+        free = f"{index.stats().free} of {index.slots} host blocks free" if index is not None else "no host tier yet"
+        log.info(
+            "%d requests: of their prompts %.1f%% were on the device, %.1f%% came from the host tier; "
+            "%d blocks stored, %d loaded, %d transfers failed; %s",
+            self._log_every_requests, *shares, self._stored, self._loaded, self._errors, free,
+        )  # fmt: skip
+        self._prompt = self._device = self._host = self._stored = self._loaded = self._errors = 0
 
 
 class Shared(NamedTuple):

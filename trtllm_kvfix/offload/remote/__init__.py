@@ -6,6 +6,6 @@ what it was for. Nothing of that reaches an engine, and a porter that is dead wr
 
 In the order in which a prompt meets the parts: `scheduler` asks about it before upstream's scheduler sees it, and
 `look_queue` is the porter's end of that. `keys` names its blocks, with what `arguments` knows of the engine.
-`scheduler` then says what
-the policy may fetch from the store, and what is put. `worker` passes both on to `porter_process`, in `messages`.
+`scheduler` then says what the policy may fetch from the store, and what is put. `worker` passes both on to
+`porter_process`, in `messages`.
 """

@@ -1,4 +1,4 @@
-"""The scheduler side with a remote tier behind the host tier: what goes there, and what is worth bringing back.
+"""The scheduler side of a store behind the host tier: what goes there, and what is worth bringing back.
 
                  look    store      before a request is scheduled (`Lookups`)
     host pool <- fetch - store      a request waits for it as for any load, and then loads from the host pool
@@ -34,9 +34,8 @@ from trtllm_kvfix.offload.patches import guarded
 from trtllm_kvfix.offload.policy import PendingFetch, PendingLoad, Policy, Staging
 from trtllm_kvfix.offload.remote.keys import Era, Given, KeyChain, array_of, start_of
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
-from trtllm_kvfix.offload.requests import LiveRequest, opened
-from trtllm_kvfix.offload.scheduler import OffloadScheduler, Shared
-from trtllm_kvfix.offload.switches import Pause, Switches
+from trtllm_kvfix.offload.scheduler import LiveRequest, OffloadScheduler, Pause, Shared, opened
+from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
