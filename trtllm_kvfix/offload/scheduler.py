@@ -5,24 +5,16 @@ iteration shows. So a step that was scheduled and then not run has promised noth
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from trtllm_kvfix.blocks.identity import Identity
-from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.transfers import blocks_by_group, flat
-
-if TYPE_CHECKING:
-    from trtllm_kvfix.offload.remote.keys import KeyChain
-from collections.abc import Callable, Collection
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from trtllm_kvfix.blocks.identity import identity_of, tokens_of
+from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import (
     OVER,
     Ended,
@@ -40,7 +32,11 @@ from trtllm_kvfix.offload.ledger import (
 )
 from trtllm_kvfix.offload.policy import PendingLoad, Policy, Store, Taken, policy_of
 from trtllm_kvfix.offload.switches import DIRECTIONS, Switches
+from trtllm_kvfix.offload.transfers import blocks_by_group, flat
 from trtllm_kvfix.offload_section import OffloadSettings
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.offload.remote.keys import KeyChain
 
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
@@ -747,7 +743,7 @@ class OffloadScheduler:
         if self.behind is not None:
             self.behind.tick(scheduler_output)
         self._take_ended()
-        if self._switches.read() and self._policy is not None:
+        if self._switches.has_file and self._switches.read() and self._policy is not None:
             self._policy.index.drop()
             self._directions.begin_again()
         if scheduler_output is not None:

@@ -34,6 +34,7 @@ class Switches:
                 "it could be written"
             )
         self._file = file
+        self.has_file = file is not None
         self._seen: tuple[int, ...] | None = None  # of the file that was read last
         self._complained: tuple[Any, ...] = ()  # what was logged last, and of which file
         self._drop: int | None = None

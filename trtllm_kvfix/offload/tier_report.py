@@ -52,8 +52,6 @@ class TierReport:
 
     def failed(self, errors: Sequence[str]) -> None:
         """Note that transfers failed on this rank. All ranks together decide what becomes of them."""
-        if not errors:
-            return
         self.transfers_failed += len(errors)
         self.first_error = self.first_error or errors[0]
         counters.offload_rank_errors.add(len(errors))

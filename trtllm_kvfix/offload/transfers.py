@@ -321,7 +321,9 @@ class Transfers:
                 self._ledger.end_here(Ended(one.job, one.error) if one.error else self._checked(one.job))
         self._refuse_stuck()
         ended = self._ledger.take_ended_here()
-        self._report.failed([job.error for job in ended if job.error and not job.no_room])
+        errors = [job.error for job in ended if job.error and not job.no_room]
+        if errors:
+            self._report.failed(errors)
         self._show()
         return ended
 
