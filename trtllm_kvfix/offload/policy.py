@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from trtllm_kvfix.native import TierIndex
 
 
-class Prefix(Protocol):
+class LeadingBlocks(Protocol):
     """The leading blocks of a request, as tiers are asked about them."""
 
     sequence: int  # of the host tier's index
@@ -34,8 +34,8 @@ class Prefix(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Prefix)
-P_contra = TypeVar("P_contra", bound=Prefix, contravariant=True)
+P = TypeVar("P", bound=LeadingBlocks)
+P_contra = TypeVar("P_contra", bound=LeadingBlocks, contravariant=True)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Tier(Protocol[P_contra]):
         ...
 
 
-class HostTier(Generic[P]):
+class HostPoolTier(Generic[P]):
     """The host pool, as its index knows it."""
 
     def __init__(self, index: TierIndex, blocks_min: int) -> None:
@@ -160,7 +160,7 @@ class Staging:
         self._free.extend(slots)
 
 
-class Store(Protocol[P_contra]):
+class StoreBehind(Protocol[P_contra]):
     """A store behind the host tier. What comes from it, and what goes there, passes through the host pool."""
 
     def share(self, slots: int) -> Staging:
@@ -182,7 +182,7 @@ class Store(Protocol[P_contra]):
 
 
 class StoreTier(Generic[P]):
-    def __init__(self, index: TierIndex, store: Store[P], staging: Staging, blocks_min: int) -> None:
+    def __init__(self, index: TierIndex, store: StoreBehind[P], staging: Staging, blocks_min: int) -> None:
         self._index, self._store, self._staging, self._blocks_min = index, store, staging, blocks_min
 
     def find(self, prefix: P, position: int, found: PendingLoad | None) -> PendingLoad | None:
@@ -220,7 +220,7 @@ class StoreTier(Generic[P]):
         return Taken(begin, slots, end - begin - len(slots), is_staged=True)
 
 
-class Policy(Generic[P]):
+class TierPolicy(Generic[P]):
     """A list of tiers. The first is the host tier, and what is found in another comes through it."""
 
     def __init__(self, index: TierIndex, tiers: Sequence[Tier[P]]) -> None:
@@ -271,13 +271,13 @@ def policy_of(
     admission: str,
     *,
     blocks_min: int = 1,
-    store: Store[P] | None = None,
+    store: StoreBehind[P] | None = None,
     store_blocks_min: int = 1,
-) -> Policy[P]:
+) -> TierPolicy[P]:
     """The policy for a host pool of so many slots, with a store behind it or without."""
     if store is None:
         index = TierIndex(slots, tokens_per_block, admission=admission)
-        return Policy(index, [HostTier[P](index, blocks_min)])
+        return TierPolicy(index, [HostPoolTier[P](index, blocks_min)])
     staging = store.share(slots)
     index = TierIndex(staging.first, tokens_per_block, admission=admission)
-    return Policy(index, [HostTier[P](index, blocks_min), StoreTier(index, store, staging, store_blocks_min)])
+    return TierPolicy(index, [HostPoolTier[P](index, blocks_min), StoreTier(index, store, staging, store_blocks_min)])

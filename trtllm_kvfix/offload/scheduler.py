@@ -30,7 +30,7 @@ from trtllm_kvfix.offload.ledger import (
     StoreJob,
     Weights,
 )
-from trtllm_kvfix.offload.policy import PendingLoad, Policy, Store, Taken, policy_of
+from trtllm_kvfix.offload.policy import PendingLoad, StoreBehind, Taken, TierPolicy, policy_of
 from trtllm_kvfix.offload.switches import DIRECTIONS, Switches
 from trtllm_kvfix.offload.transfers import blocks_by_group, flat
 from trtllm_kvfix.offload_section import OffloadSettings
@@ -553,7 +553,7 @@ class Shared(NamedTuple):
     loads: Loads
 
 
-class Behind(Store[LiveRequest], Protocol):
+class Behind(StoreBehind[LiveRequest], Protocol):
     """The scheduler side of a store behind the host tier. Its own jobs end with `end`."""
 
     def tick(self, scheduler_output: Any) -> None:
@@ -577,7 +577,7 @@ class Behind(Store[LiveRequest], Protocol):
         ...
 
     def stored(self, plan: Any, slots: tuple[int, ...], *, well: bool) -> None: ...
-    def end(self, policy: Policy[LiveRequest], record: Record, ended: Ended) -> None: ...
+    def end(self, policy: TierPolicy[LiveRequest], record: Record, ended: Ended) -> None: ...
     def drop(self, request_id: int) -> None:
         """The request's blocks are somebody else's."""
         ...
@@ -600,7 +600,7 @@ class OffloadScheduler:
         self._tokens_per_block = tokens_per_block
         self._link, self._switches = link, switches
         self.tally = Tally(settings.log_every_requests)
-        self._policy: Policy[LiveRequest] | None = None
+        self._policy: TierPolicy[LiveRequest] | None = None
         self._live: dict[int, LiveRequest] = {}
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until all are in the host tier or on their way
         link.plan_late, link.request_over = self.plan_late, self.request_over
@@ -617,7 +617,7 @@ class OffloadScheduler:
             link.hold_back = self.hold_back
 
     @property
-    def policy(self) -> Policy[LiveRequest] | None:
+    def policy(self) -> TierPolicy[LiveRequest] | None:
         """The policy, made when the worker side knows how many blocks fit."""
         if self._policy is None and self._link.slots is not None:
             self._policy = policy_of(

@@ -10,7 +10,7 @@ from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.ledger import Link
-from trtllm_kvfix.offload.policy import HostTier, Policy, Staging, StoreTier
+from trtllm_kvfix.offload.policy import HostPoolTier, Staging, StoreTier, TierPolicy
 from trtllm_kvfix.offload.remote import keys as keys_module
 from trtllm_kvfix.offload.remote.keys import keys_behind
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
@@ -63,7 +63,7 @@ def side(store: StoreOfAll) -> OffloadScheduler:
     assert made.behind is not None
     index, staging = scanned(), made.behind.share(POOL_SLOTS)
     assert staging.first == SLOTS
-    made._policy = Policy(index, [HostTier(index, 1), StoreTier(index, made.behind, staging, 2)])
+    made._policy = TierPolicy(index, [HostPoolTier(index, 1), StoreTier(index, made.behind, staging, 2)])
     assert served(index, [-1, -2, -3]).declined
     return made
 

@@ -31,7 +31,7 @@ from trtllm_kvfix.offload.ledger import (
     RemoteStore,
 )
 from trtllm_kvfix.offload.patches import guarded
-from trtllm_kvfix.offload.policy import PendingFetch, PendingLoad, Policy, Staging
+from trtllm_kvfix.offload.policy import PendingFetch, PendingLoad, Staging, TierPolicy
 from trtllm_kvfix.offload.remote.keys import Era, Given, KeyChain, array_of, start_of
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
 from trtllm_kvfix.offload.scheduler import LiveRequest, OffloadScheduler, Pause, Shared, opened
@@ -505,7 +505,7 @@ class RemoteTier:
             load.is_short = len(come) < end - first
             self._loads.place(live, load)
 
-    def end(self, policy: Policy[LiveRequest], record: Record, ended: Ended) -> None:
+    def end(self, policy: TierPolicy[LiveRequest], record: Record, ended: Ended) -> None:
         if isinstance(record.job, PutJob):
             self.puts.end(record.plan, record.job, ended)
         else:
@@ -514,7 +514,7 @@ class RemoteTier:
     def stored(self, plan: Stored, slots: tuple[int, ...], *, well: bool) -> None:
         self.puts.begin(plan, slots, well=well)
 
-    def _end_fetch(self, policy: Policy[LiveRequest], fetching: Fetching, ended: Ended) -> None:
+    def _end_fetch(self, policy: TierPolicy[LiveRequest], fetching: Fetching, ended: Ended) -> None:
         live, slots = fetching.live, fetching.fetch.slots
         counters.offload_remote_bad_blocks.add(len(ended.bad_slots))
         come = 0 if ended.error else leading_blocks(slots, ended.lost_slots)
