@@ -13,15 +13,15 @@ from pydantic import BaseModel
 from tests.offload import conftest
 from tests.offload.test_weights import BEHIND
 from tests.standin.fixture import upstream
-from trtllm_kvfix.offload.remote.arguments import (
+from trtllm_kvfix.offload.remote.keys import (
     IRRELEVANT,
     IRRELEVANT_OF_CACHE,
     Unnameable,
     arguments_of,
     parts_of,
+    root_of,
     spelled,
 )
-from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload_section import RemoteSettings
 
 from .conftest import MakeRemote

@@ -23,8 +23,7 @@ from trtllm_kvfix.native import HostPool
 from trtllm_kvfix.offload.host_tier import text_of
 from trtllm_kvfix.offload.ledger import Ended, FetchJob, Link, PutJob, Step
 from trtllm_kvfix.offload.patches import Chooser
-from trtllm_kvfix.offload.remote.arguments import Unnameable, layout_parts, parts_of
-from trtllm_kvfix.offload.remote.keys import root_of
+from trtllm_kvfix.offload.remote.keys import Unnameable, layout_parts, parts_of, root_of
 from trtllm_kvfix.offload.remote.messages import (
     CallOver,
     Get,
