@@ -219,3 +219,19 @@ def test_answers_leave_half_of_what_is_staged_to_prompts() -> None:
     assert sum(len(staging.take(1, 0)) for _ in range(10)) == 5
     assert len(staging.take(10, 2)) == 2
     assert len(staging.take(10, 10)) == 3
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize("loads", [True, False])
+def test_what_is_not_looked_for_is_not_put_again(loads: bool, side: OffloadScheduler) -> None:
+    """An operator turns loads off where answers look wrong."""
+    side.index.drop()  # type: ignore[union-attr]  # now there is room
+    (told,) = computed(side, PROMPT).stores
+    end(side.ledger, told)
+    (put,) = side.build_connector_meta(None).puts
+    end(side.ledger, put)
+    request = Request(2, list(PROMPT))
+    side.hold_back([request], [request])
+    side._switches.load = loads
+    side.get_num_new_matched_tokens(request, 0)
+    assert len(side.build_connector_meta(None).puts) == loads

@@ -408,7 +408,8 @@ class RemoteTier:
             return
         lookup.is_used = True
         with guarded(FUSE):
-            live.index_blocks((live.length - 1) // self._tokens_per_block)
+            if self._directions.work("load"):  # what is not looked for is not put again either
+                live.index_blocks((live.length - 1) // self._tokens_per_block)
             self._note_answer(live, lookup)
 
     def reach(self, live: LiveRequest, _held: int, _limit: int) -> int:
