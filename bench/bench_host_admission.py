@@ -21,7 +21,7 @@ from measure import RESULTS, Row, Summary, report
 
 from trtllm_kvfix.native import BlockManager
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Found, HostTier, TierCounts
+from trtllm_kvfix.tools.replay.host_tier import Found, HostTier, PolicyTier, TierCounts
 from trtllm_kvfix.tools.replay.outcome import CacheShape, ReplayOutcome
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TraceRequest, read_trace
@@ -78,7 +78,7 @@ class Watched:
 
 def replayed(workload: Workload, blocks_host: int, admission: str) -> Replayed:
     known = Replay(workload, SHAPE).known
-    tier = ConnectorTier(blocks_host, BLOCK, known, admission) if blocks_host else None
+    tier = PolicyTier(blocks_host, BLOCK, known, admission) if blocks_host else None
     watched = Watched(tier, len(workload.requests))
     checked(Replay(workload, SHAPE, tier=watched).run())
     return watched.seen

@@ -30,12 +30,10 @@ from measure import RESULTS, Row, Summary, report
 
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, Step
+from trtllm_kvfix.offload.ledger import Ended, Link, Step
 from trtllm_kvfix.offload.remote.keys import array_of
-from trtllm_kvfix.offload.remote.lookups import HeldBack
 from trtllm_kvfix.offload.remote.messages import Look, Spec
-from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
+from trtllm_kvfix.offload.remote.scheduler import HeldBack, remote_scheduler
 from trtllm_kvfix.offload.remote.worker import PorterHandle, StoreHere
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
@@ -132,7 +130,7 @@ class Executor:
         self.link = Link()
         self.link.slots, self.link.store = slots, StoreHere(porter, b"root", BLOCK_BYTES, ranks)
         settings = OffloadSettings(host_bytes=1, log_every_requests=0, remote=RemoteSettings(kind="mooncake"))
-        self.side = RemoteScheduler(settings, BLOCK, self.link, Switches(None))
+        self.side = remote_scheduler(settings, BLOCK, self.link, Switches(None))
         self.side.require_tier()
         self.gate = HeldBack(self.link, OneRank())
         self.loaded_blocks = 0

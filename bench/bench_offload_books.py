@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 from measure import RESULTS, Row, Summary, pin_to_one_core, report
 
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, Step
+from trtllm_kvfix.offload.ledger import Ended, Link, Step
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings

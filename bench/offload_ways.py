@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.native import Device, DeviceArray, HostPool, Marks, TransferLane
-from trtllm_kvfix.offload.layout import BlockLayout, DevicePool
-from trtllm_kvfix.offload.transfers import choose_ways
+from trtllm_kvfix.offload.transfers import BlockLayout, DevicePool, choose_ways
 from trtllm_kvfix.offload_section import OffloadSettings
 
 TOTAL_BYTES = 512 << 20

@@ -37,7 +37,7 @@ class EngineCommands:
         self.number = 0
 
     def up(self) -> bool:
-        porter, holder = self.bench.worker.side.porter, self.bench.worker.side.holder
+        porter, holder = self.bench.worker.side.carrier.porter, self.bench.worker.side.carrier.holder
         until(lambda: porter.is_up and (holder is None or holder.is_up), f"the store is not there: {porter.text}")
         return True
 
@@ -92,7 +92,7 @@ class EngineCommands:
 
     def porter(self) -> tuple[int, int]:
         """The porter's process, and how many there have been."""
-        porter = self.bench.worker.side.porter
+        porter = self.bench.worker.side.carrier.porter
         return porter.process_id, porter.starts
 
     def blocks_in_use(self) -> int:

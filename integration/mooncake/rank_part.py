@@ -14,7 +14,7 @@ Found = tuple[int, list[int], list[int], int, list[bytes]]
 def serves(here: Here) -> Found:
     """Serves once, with a new host tier: loaded tokens, answer, corrupt requests, reads, and the keys of its blocks."""
     with bench_of(here) as bench:
-        until(lambda: bench.worker.side.porter.is_up, "the store is not there")
+        until(lambda: bench.worker.side.carrier.porter.is_up, "the store is not there")
         here.ranks.gather(None)
         request = Request(1, list(PROMPT), max_new_tokens=2)
         bench.executor.submit(request)

@@ -10,7 +10,7 @@ from integration.upstream.arrivals import Arrival
 from integration.upstream.failed_loads import COMES_BACK, SMALL, V2, WAIT_S, fail_loads
 from integration.upstream.scenarios import ALL, Scenario, prompt
 from integration.upstream.server import Outcome, Server
-from trtllm_kvfix.offload.plan import StoreJob
+from trtllm_kvfix.offload.ledger import StoreJob
 
 OURS: dict[str, Any] = V2 | {"connector": "ours"}
 # The third comes while the second has most pages, and is reserved for in every iteration in which it waits.

@@ -9,7 +9,7 @@ import pytest
 
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
-from trtllm_kvfix.offload.ending_patches import computing_failed_loads
+from trtllm_kvfix.offload.patches import computing_failed_loads
 from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.staging.place import on_stream
 

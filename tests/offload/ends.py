@@ -2,8 +2,7 @@
 
 from typing import TypeVar
 
-from trtllm_kvfix.offload.ledger import Ledger
-from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, StoreJob
+from trtllm_kvfix.offload.ledger import Ended, FetchJob, Job, Ledger, LoadJob, PutJob, StoreJob
 from trtllm_kvfix.offload.transfers import Transfers
 
 WAIT_S = 60.0

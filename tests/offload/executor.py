@@ -20,8 +20,8 @@ from trtllm_kvfix.native import (
     PinnedArray,
     SequenceRequest,
 )
-from trtllm_kvfix.offload.layout import DevicePool, pool_of
-from trtllm_kvfix.offload.weights import noting
+from trtllm_kvfix.offload.patches import noting
+from trtllm_kvfix.offload.transfers import DevicePool, pool_of
 
 from .contents import extend, next_token
 from .upstream_double import ConnectorManager, Request, RequestScheduler, State

@@ -6,8 +6,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import DeviceError, Mark, TransferLane, fail_operation
-from trtllm_kvfix.offload.layout import Addresses
-from trtllm_kvfix.offload.transfers import Transfers
+from trtllm_kvfix.offload.transfers import Addresses, Transfers
 
 from .conftest import Bench
 

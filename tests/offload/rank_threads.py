@@ -11,7 +11,7 @@ import pytest
 from tests.threads import run_together
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import HostPool, open_device
-from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 

@@ -5,7 +5,7 @@ import random
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
-from trtllm_kvfix.offload.ending_patches import computing_what_did_not_come
+from trtllm_kvfix.offload.patches import computing_what_did_not_come
 
 from .executor import TOKENS_PER_BLOCK, Executor
 from .upstream_double import ConnectorManager, Request, SchedulerOutput, State

@@ -10,7 +10,7 @@ from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.offload.weights import RLHF
+from trtllm_kvfix.offload.patches import RLHF
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream
 from trtllm_kvfix.sections import Settings

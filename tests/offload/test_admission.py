@@ -7,8 +7,7 @@ import pytest
 
 from tests.core.test_tier_admission import SLOTS, hot_prompts_in_a_scan
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Step
+from trtllm_kvfix.offload.ledger import Link, Step
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings

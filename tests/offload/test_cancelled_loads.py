@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.standin.fixture import VARIANTS
-from trtllm_kvfix.offload.ending_patches import KeptBlocks
+from trtllm_kvfix.offload.patches import KeptBlocks
 
 from .ends import wait_for_transfers
 from .stand_in import OffloadServer, offloading

@@ -10,8 +10,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool, fail_operation, open_device
 from trtllm_kvfix.offload import transfers
-from trtllm_kvfix.offload.layout import BlockLayout, DevicePool
-from trtllm_kvfix.offload.transfers import Ways, choose_ways, faster, make_lane, measure
+from trtllm_kvfix.offload.transfers import BlockLayout, DevicePool, Ways, choose_ways, faster, make_lane, measure
 from trtllm_kvfix.offload_section import OffloadSettings
 
 from .conftest import MakeBench, serve_alone

@@ -8,9 +8,9 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
-from trtllm_kvfix.offload import switches
-from trtllm_kvfix.offload.plan import StoreJob
-from trtllm_kvfix.offload.switches import FAILED_IN_A_ROW_MAX, PAUSE_S_MAX
+from trtllm_kvfix.offload import scheduler
+from trtllm_kvfix.offload.ledger import StoreJob
+from trtllm_kvfix.offload.scheduler import FAILED_IN_A_ROW_MAX, PAUSE_S_MAX
 
 from .conftest import BLOCK_BYTES, Bench, Clock, MakeBench, serve_alone
 from .ends import jobs
@@ -190,7 +190,7 @@ def test_a_lane_that_is_closed_has_failed_and_is_not_full(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(switches, "monotonic", made)
+    monkeypatch.setattr(scheduler, "monotonic", made)
     return made
 
 

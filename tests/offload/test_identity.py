@@ -9,7 +9,7 @@ from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.blocks import identity
 from trtllm_kvfix.blocks.identity import Identity, identity_of
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.batch_patches import WholeRequests
+from trtllm_kvfix.offload.patches import WholeRequests
 
 from .stand_in import offloading
 from .test_kept_blocks import DEVICE_BLOCKS, FILLS_THE_DEVICE, HOST_BLOCKS, PROMPT

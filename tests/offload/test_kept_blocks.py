@@ -10,7 +10,7 @@ import pytest
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, Mark
-from trtllm_kvfix.offload.ending_patches import KeptBlocks
+from trtllm_kvfix.offload.patches import KeptBlocks
 from trtllm_kvfix.offload.transfers import Transfers
 
 from .stand_in import OffloadServer, offloading

@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadWorker
-from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, blocks_by_group, layout_of, pool_of
+from trtllm_kvfix.offload.transfers import BlockLayout, LayoutMismatch, blocks_by_group, layout_of, pool_of
 from trtllm_kvfix.staging.place import on_stream
 
 from .conftest import Bench, MakeBench, llm_args, serve_alone
@@ -253,6 +253,6 @@ def test_a_tensor_that_is_not_all_of_a_block_is_refused_and_a_layout_is_not(
 def test_serving_without_a_registered_cache_is_an_error(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.scheduler.wait_for_initialization()
-    bench.scheduler.side._link.slots = bench.scheduler.side._index = None
+    bench.scheduler.side._link.slots = bench.scheduler.side._policy = None
     with pytest.raises(KvfixError, match="before it has registered the cache"):
         bench.scheduler.wait_for_initialization()

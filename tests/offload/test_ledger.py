@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.offload import ledger as module
-from trtllm_kvfix.offload.ledger import NEXT, JobState, Ledger, WrongTurn
-from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob, PutJob, StoreJob
+from trtllm_kvfix.offload.ledger import NEXT, Ended, FetchJob, JobState, Ledger, LoadJob, PutJob, StoreJob, WrongTurn
 
 JOB = StoreJob(1, 7, (0, 1), (3, 4))
 PUT = PutJob(1, 7, (b"k",), (3,))

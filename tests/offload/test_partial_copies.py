@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.offload.connector import KvfixOffloadWorker
-from trtllm_kvfix.offload.plan import LoadJob
+from trtllm_kvfix.offload.ledger import LoadJob
 
 from .stand_in import OffloadServer, offloading
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.offload.plan import LoadJob
-from trtllm_kvfix.offload.upstream import lets_go_of_all
+from trtllm_kvfix.offload.ledger import LoadJob
+from trtllm_kvfix.offload.patches import lets_go_of_all
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
 from .conftest import Bench, MakeBench, serve_alone

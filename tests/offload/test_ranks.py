@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.layout import LayoutMismatch
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.ledger import Late, Link, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.transfers import LayoutMismatch
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.ranks import OneRank, agreed_seed

@@ -8,7 +8,7 @@ import pytest
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import HostPool
 from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.plan import Late, Step, StoreJob
+from trtllm_kvfix.offload.ledger import Late, Step, StoreJob
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 

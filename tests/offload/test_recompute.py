@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trtllm_kvfix.offload.ending_patches import put_back
+from trtllm_kvfix.offload.patches import put_back
 
 
 @dataclass

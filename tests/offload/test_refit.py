@@ -7,7 +7,8 @@ import pytest
 
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.weights import RLHF, Weights
+from trtllm_kvfix.offload.ledger import Weights
+from trtllm_kvfix.offload.patches import RLHF
 
 from .stand_in import OffloadServer, offloading
 from .test_kept_blocks import DEVICE_BLOCKS, FILLS_THE_DEVICE, HOST_BLOCKS, PROMPT

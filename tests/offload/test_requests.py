@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_kvfix.blocks.identity import identity_of
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.plan import StoreJob
+from trtllm_kvfix.offload.ledger import StoreJob
 
 from .conftest import Bench, MakeBench
 from .ends import jobs

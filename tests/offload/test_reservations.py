@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload import ending_patches
-from trtllm_kvfix.offload.ending_patches import end_loads
-from trtllm_kvfix.offload.layout import ByGroup
-from trtllm_kvfix.offload.plan import Ended, LoadJob
+from trtllm_kvfix.offload import patches
+from trtllm_kvfix.offload.ledger import Ended, LoadJob
+from trtllm_kvfix.offload.patches import end_loads
+from trtllm_kvfix.offload.transfers import ByGroup
 
 from .conftest import Bench, MakeBench, serve_alone
 from .ends import jobs, planned
@@ -216,7 +216,7 @@ def test_a_request_that_ends_while_it_loads_ends_its_load(bench: Bench, request_
     )  # fmt: skip
     bench.worker.start_load_kv(bench.executor.stream)
     manager = SimpleNamespace(kv_cache_map={})
-    keeper = ending_patches.KeptBlocks(bench.worker.side)
+    keeper = patches.KeptBlocks(bench.worker.side)
     assert not keeper.keeps(connector, manager, request_2)
     assert finished == [[NUMBER]]
     assert connector._local_finished_prefix_load_ids == {NUMBER}
@@ -287,6 +287,6 @@ def test_nothing_is_reserved_for_a_prompt_that_nobody_had_or_that_failed_before(
     request = Request(2, prompt(2))
     assert bench.scheduler.reserve_prefix(request, 0, NUMBER) == (0, False)
     request = Request(3, prompt(1))
-    setattr(request, ending_patches.LOADS_NO_MORE, True)
+    setattr(request, patches.LOADS_NO_MORE, True)
     assert bench.scheduler.reserve_prefix(request, 0, NUMBER) == (0, False)
     assert nothing_is_left(bench)

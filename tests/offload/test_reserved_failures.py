@@ -3,7 +3,7 @@
 from typing import Any
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.ending_patches import computing_what_did_not_come
+from trtllm_kvfix.offload.patches import computing_what_did_not_come
 
 from .conftest import Bench, MakeBench
 from .test_promises import prompt

@@ -7,7 +7,7 @@ import pytest
 
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.batch_patches import ROOM_FOR_LOADS, Room
+from trtllm_kvfix.offload.patches import ROOM_FOR_LOADS, Room
 from trtllm_kvfix.overlay import fuse
 
 from .stand_in import OffloadServer, offloading

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.batch_patches import (
+from trtllm_kvfix.offload.patches import (
     ROOM_FOR_LOADS,
     V2_PLACE,
     Choosers,

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
-from trtllm_kvfix.offload.plan import Ended, RankReport
+from trtllm_kvfix.offload.ledger import Ended, RankReport
 from trtllm_kvfix.ranks import PartResult
 
 from .conftest import BLOCK_BYTES, Bench

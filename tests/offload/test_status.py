@@ -101,6 +101,5 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: py
     tmp_path.chmod(0o777)
     report = TierReport(folder=tmp_path)
     report.failed(["one", "two"])
-    report.failed([])
     assert len([line for line in caplog.messages if "will not know" in line]) == 1
     assert (report.transfers_failed, report.first_error) == (2, "one")

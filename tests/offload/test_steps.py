@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import PutJob, Step, StoreJob
+from trtllm_kvfix.offload.ledger import Link, PutJob, Step, StoreJob
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings
@@ -129,7 +128,7 @@ def test_blocks_that_are_given_away_wait_for_their_own_transfers_alone() -> None
 def test_puts_that_wait_are_not_looked_at(make_remote: MakeRemote) -> None:
     bench = make_remote()
     side, scheduler = bench.worker.side, bench.scheduler.side
-    side.porter.holds_puts = side.porter.holds_gets = True
+    side.carrier.porter.holds_puts = side.carrier.porter.holds_gets = True
 
     def iteration() -> None:
         scheduler.build_connector_meta(SimpleNamespace(new_requests=[], cached_requests=[]))
@@ -140,4 +139,4 @@ def test_puts_that_wait_are_not_looked_at(make_remote: MakeRemote) -> None:
         side.bind(Step(tuple(PutJob(each, 7, (b"key",), (3,)) for each in numbers)))
         iteration()
         steps.append(steps_of(iteration))
-    assert len(side.porter.asked) == MANY - 1 and steps[0] == steps[1]
+    assert len(side.carrier.porter.asked) == MANY - 1 and steps[0] == steps[1]

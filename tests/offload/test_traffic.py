@@ -6,7 +6,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Mark, TransferLane
-from trtllm_kvfix.offload.layout import Addresses
+from trtllm_kvfix.offload.transfers import Addresses
 
 from .conftest import Bench, MakeBench
 from .faults import Enqueue, heal, replace_enqueue

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import pytest
 
 from trtllm_kvfix.native import Mark
-from trtllm_kvfix.offload import weights
-from trtllm_kvfix.offload.plan import LoadJob, Step
+from trtllm_kvfix.offload import patches
+from trtllm_kvfix.offload.ledger import LoadJob, Step, Weights
+from trtllm_kvfix.offload.patches import OUTDATED
 from trtllm_kvfix.offload.transfers import Transfers
-from trtllm_kvfix.offload.weights import OUTDATED, Weights
 
 from .conftest import Bench, MakeBench
 from .rank_threads import on_all, started
@@ -169,7 +169,7 @@ def test_a_load_that_is_on_its_way_brings_nothing(
 
 def test_it_is_read_where_loads_are_not_outdated(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("trtllm_kvfix.offload.requests.Loads.outdate", lambda _: None)
+    monkeypatch.setattr("trtllm_kvfix.offload.scheduler.Loads.outdate", lambda _: None)
     bench = make_bench()
     serve(bench, 1)
     bench.executor.forget_device_cache()
@@ -200,7 +200,7 @@ def test_a_request_that_outlives_its_weights_keeps_its_blocks_to_itself(make_ben
 
 def test_others_read_them_where_it_does_not(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("trtllm_kvfix.offload.requests.LiveRequest.outlive_weights", lambda _: None)
+    monkeypatch.setattr("trtllm_kvfix.offload.scheduler.LiveRequest.outlive_weights", lambda _: None)
     assert set(live_across(make_bench(executor={"chunk_tokens": 8}))) == {2}
 
 
@@ -224,7 +224,7 @@ def test_another_engine_of_the_process_keeps_its_blocks(make_bench: MakeBench) -
 def test_an_engine_that_cannot_be_found_is_any(make_bench: MakeBench) -> None:
     bench = make_bench()
     serve(bench, 1)
-    weights.noting(lambda _: None)(object())
+    patches.noting(lambda _: None)(object())
     bench.executor.forget_device_cache()
     assert serve(bench, 2) == 0
 
@@ -236,7 +236,7 @@ def test_an_engine_without_a_connector_changes_nobodys(make_bench: MakeBench) ->
     class Bare:
         kv_connector_manager = None
 
-    weights.noting(lambda _: None)(Bare())
+    patches.noting(lambda _: None)(Bare())
     bench.executor.forget_device_cache()
     assert serve(bench, 2) == BEHIND
 

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from trtllm_kvfix.offload.batch_patches import choosing_from_shown
+from trtllm_kvfix.offload.patches import choosing_from_shown
 from trtllm_kvfix.ranks import OneRank, Ranks
 
 

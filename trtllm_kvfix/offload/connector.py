@@ -10,11 +10,22 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.offload import batch_patches, ending_patches, weights
-from trtllm_kvfix.offload.batch_patches import WholeRequests
-from trtllm_kvfix.offload.ending_patches import KeptBlocks
+from trtllm_kvfix.offload import patches
 from trtllm_kvfix.offload.host_tier import HostTierMaker
-from trtllm_kvfix.offload.layout import (
+from trtllm_kvfix.offload.ledger import Step, link_of, unlink
+from trtllm_kvfix.offload.patches import (
+    KeptBlocks,
+    WholeRequests,
+    bases,
+    connector_module,
+    gives_each_rank_a_scheduler,
+    lets_go_of_all,
+    warn_where_nothing_orders_copies,
+)
+from trtllm_kvfix.offload.scheduler import OffloadScheduler
+from trtllm_kvfix.offload.switches import Switches
+from trtllm_kvfix.offload.tier_report import TierReport
+from trtllm_kvfix.offload.transfers import (
     ByGroup,
     blocks_by_group,
     flat,
@@ -22,20 +33,7 @@ from trtllm_kvfix.offload.layout import (
     require_full_attention,
     require_no_sliding,
 )
-from trtllm_kvfix.offload.link import link_of, unlink
-from trtllm_kvfix.offload.plan import Step
-from trtllm_kvfix.offload.scheduler import OffloadScheduler
-from trtllm_kvfix.offload.switches import Switches
-from trtllm_kvfix.offload.tier_report import TierReport
-from trtllm_kvfix.offload.upstream import (
-    bases,
-    connector_module,
-    gives_each_rank_a_scheduler,
-    lets_go_of_all,
-    warn_where_nothing_orders_copies,
-)
 from trtllm_kvfix.offload.worker import OffloadWorker
-from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import registry
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
 from trtllm_kvfix.ranks import OneRank, ranks_here
@@ -57,25 +55,20 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         settings = settings_module.load().offload
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
-        self.side = self.side_of(settings)(settings, tokens_per_block, link_of(llm_args), Switches(file))
+        make_side: Callable[..., OffloadScheduler] = OffloadScheduler
+        if settings.remote.kind is not None:  # or nothing of the remote tier is imported
+            make_side = import_module(f"{REMOTE}.scheduler").remote_scheduler
+        self.side = make_side(settings, tokens_per_block, link_of(llm_args), Switches(file))
         self.batch = WholeRequests()
-
-    @staticmethod
-    def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
-        """Return what makes the scheduler side. Nothing of the remote tier is imported unless it is configured."""
-        if settings.remote.kind is None:
-            return OffloadScheduler
-        remote: Callable[..., OffloadScheduler] = import_module(f"{REMOTE}.scheduler").RemoteScheduler
-        return remote
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         whole = self.batch.whole(request)
-        if getattr(whole, ending_patches.LOADS_NO_MORE, False):
+        if getattr(whole, patches.LOADS_NO_MORE, False):
             return 0, False
         return self.side.get_num_new_matched_tokens(whole, num_computed_tokens)
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
-        if getattr(request, ending_patches.LOADS_NO_MORE, False):
+        if getattr(request, patches.LOADS_NO_MORE, False):
             return 0, False
         return self.side.reserve_prefix(request, num_computed_tokens, reservation_id)
 
@@ -135,7 +128,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
-        self.choosers = batch_patches.Choosers(batch_patches.room_here(), self.side.choosers)
+        self.choosers = patches.Choosers(patches.room_here(), self.side.choosers)
         module = connector_module()
         if module is not None:
             replace_seams(module.__name__)
@@ -168,9 +161,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            batch_patches.warn_where_nobody_gives_way(kv_cache_manager)
+            patches.warn_where_nobody_gives_way(kv_cache_manager)
             self.cache_manager = self.choosers.room.manager = kv_cache_manager
-        self._copies = batch_patches.stream_behind_copies(kv_cache_manager)
+        self._copies = patches.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
         # Nothing that the side keeps may hold this object, or it would never be freed.
@@ -220,9 +213,9 @@ def replace_seams(connector_module: str) -> None:
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [
-        *ending_patches.replacements(connector_module),
-        *batch_patches.replacements(),
-        *weights.replacements(),
+        *patches.ending_replacements(connector_module),
+        *patches.batch_replacements(),
+        *patches.noting_replacements(),
     ]
     registry.here.install(NAME, replacements)
 

@@ -15,15 +15,134 @@ From queued to ended here a transfer belongs to a lane, which uses the same word
 a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count, takewhile
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, Step, StoreJob, places
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
+
+
+# Messages from the scheduler side to the worker sides: plain values, equal on every rank, sent by broadcast.
+#
+# `blocks` of a job are those of the first layer group, one for each slot, then those of the next. A host slot holds the
+# parts of a block from all groups.
+
+OVER = "its request is over"  # why a transfer never began
+
+
+class StoreJob(NamedTuple):
+    """A job that saves blocks of the device. They belong to the job until it has ended on every rank."""
+
+    number: int
+    request_id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+class LoadJob(NamedTuple):
+    """A job that fills blocks of a request, which waits meanwhile."""
+
+    number: int
+    request_id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+    position: int  # of the first block that is written: where computing begins if the load fails
+    reservation: int | None = None  # upstream's number of the reservation, under which it waits for the end
+    until: int | None = None  # where computing begins otherwise, if the load brings less than was promised
+
+
+class FetchJob(NamedTuple):
+    """A job that fills host slots from the remote tier, while a request waits."""
+
+    number: int
+    request_id: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
+
+
+class PutJob(NamedTuple):
+    """A job that copies blocks in host slots to the remote tier."""
+
+    number: int
+    request_id: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
+    is_prompt: bool = False  # others are more likely to ask for them than for what was generated
+
+
+Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
+
+
+def places(job: StoreJob | LoadJob) -> list[tuple[int, int]]:
+    """Return (layer group, block) of all that the job reads or writes on the device."""
+    size = len(job.slots)
+    if len(job.blocks) == size:  # one group, as most caches have
+        return [(0, block) for block in job.blocks]
+    return [(at // size, block) for at, block in enumerate(job.blocks)]
+
+
+class Step(NamedTuple):
+    """The jobs of one iteration. `fences` are jobs that end before anything else of the iteration begins, `taken_back`
+    those that were sent and must not begin."""
+
+    jobs: tuple[Job, ...] = ()
+    fences: tuple[int, ...] = ()
+    taken_back: tuple[int, ...] = ()
+
+    @property
+    def stores(self) -> tuple[StoreJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, StoreJob))
+
+    @property
+    def loads(self) -> tuple[LoadJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, LoadJob))
+
+    @property
+    def fetches(self) -> tuple[FetchJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, FetchJob))
+
+    @property
+    def puts(self) -> tuple[PutJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, PutJob))
+
+    def transfers(self) -> list[StoreJob | LoadJob]:
+        return [job for job in self.jobs if isinstance(job, StoreJob | LoadJob)]
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.fences or self.taken_back)
+
+
+class Ended(NamedTuple):
+    """A job that has ended, on one rank or, once agreed, on all of them."""
+
+    job: int
+    error: str  # empty: every byte is where it should be
+    bad_slots: tuple[int, ...] = ()  # host slots that hold something else than was stored, here or in the remote tier
+    no_room: bool = False  # nothing is wrong: more transfers waited than may wait
+    lost_slots: tuple[int, ...] = ()  # of a fetch: those that it has not filled, bad ones among them
+
+
+class RankReport(NamedTuple):
+    """One rank's message when the ranks meet."""
+
+    ended: list[Ended]
+    outdated: tuple[int, ...]  # loads that will have brought nothing, however they end; the scheduler side's rank knows
+
+
+class Late(NamedTuple):
+    """A message outside any step, for requests that have finished or wait to load. There may be no step for them."""
+
+    step: Step = Step()
+    closed: tuple[int, ...] = ()  # requests for which nothing more will be sent
+
 
 AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
 
@@ -348,3 +467,87 @@ class InUse:
     def _fence(self, jobs: tuple[int, ...]) -> None:
         for number in jobs:
             self._ledger.fence(number)
+
+
+# State that both sides of the connector share within a process.
+#
+# Upstream makes the sides from the same arguments object, in two threads, and passes nothing from the worker side to
+# the scheduler side.
+
+
+class RemoteStore(Protocol):
+    """The questions that the scheduler side asks the store, and the answers. None of it waits."""
+
+    root: bytes  # of the keys of all blocks
+    block_bytes: int  # of each rank
+    ranks: int
+
+    @property
+    def is_up(self) -> bool: ...
+    def look(self, look: "Look") -> bool:
+        """Ask. False if there is no store now, and so no answer."""
+        ...
+
+    def take_found(self) -> "list[LookAnswer]":
+        """The answers that have come."""
+        ...
+
+    def lookups_wait_s(self) -> float:
+        """How long the store has answered none of those that wait; 0 if none does."""
+        ...
+
+
+class Weights:
+    """The weights of one engine. Any thread notes that they change, and the scheduler side reads it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changing = 0  # calls that have not returned
+        self.are_changing = False
+        self.notes = 0  # whoever has seen fewer must forget what it knows of blocks
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Note the change before and after: requests may end before upstream begins, and new ones come right after."""
+        self._note(1)
+        try:
+            yield
+        finally:
+            self._note(-1)
+
+    def _note(self, change: int) -> None:
+        with self._lock:
+            self.notes += 1
+            self._changing += change
+            self.are_changing = self._changing > 0
+
+
+class Link:
+    """Each attribute but the ledger and the weights has one writer; both sides are called by the executor's thread."""
+
+    def __init__(self) -> None:
+        self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
+        self.store: RemoteStore | None = None  # the remote tier's, once the worker side has it
+        self.ledger = Ledger()
+        self.weights = Weights()
+        # A question to the scheduler side of this process, if there is one.
+        self.plan_late: Callable[[Collection[int]], Late] = lambda _: Late()  # requests that wait for an untold load
+        self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
+        # Requests that wait to start, and all that are active -> the ids of those that must not start yet.
+        self.hold_back: Callable[[Sequence[Any], Sequence[Any]], list[int]] = lambda *_: []
+        self.load_not_awaited: Callable[[int], None] = lambda _: None  # request
+
+
+_links: dict[int, tuple[Any, Link]] = {}  # by the id of the arguments, which are kept alive
+_lock = threading.RLock()  # a garbage collection may call back into this module
+
+
+def link_of(llm_args: Any) -> Link:
+    with _lock:
+        _, link = _links.setdefault(id(llm_args), (llm_args, Link()))
+        return link
+
+
+def unlink(args_id: int) -> None:
+    with _lock:
+        _links.pop(args_id, None)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
-from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker

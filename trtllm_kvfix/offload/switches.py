@@ -1,6 +1,4 @@
-"""Whether blocks are stored and loaded now: an operator may turn either off, and both stop by themselves.
-
-The operator's switches are a small YAML file, which the executor's thread looks at in every iteration:
+"""What an operator turns off and on: a small YAML file, which the executor's thread looks at in every iteration.
 
     {store: on, load: off, drop: 2}
 
@@ -12,7 +10,6 @@ import os
 import stat
 from itertools import islice
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import yaml
@@ -20,9 +17,6 @@ import yaml
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.foreign_files import all_of, opened
 from trtllm_kvfix.log import offload_log as log
-from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.plan import Ended
-from trtllm_kvfix.offload.weights import Weights
 from trtllm_kvfix.settings import repeated_keys
 
 BYTES_MAX = 4096
@@ -40,6 +34,7 @@ class Switches:
                 "it could be written"
             )
         self._file = file
+        self.has_file = file is not None
         self._seen: tuple[int, ...] | None = None  # of the file that was read last
         self._complained: tuple[Any, ...] = ()  # what was logged last, and of which file
         self._drop: int | None = None
@@ -128,72 +123,3 @@ def checked(wanted: Any) -> dict[str, Any]:
     if isinstance(wanted.get("drop", 0), bool) or not isinstance(wanted.get("drop", 0), int):
         raise ValueError("drop is not a whole number")
     return wanted
-
-
-PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0  # before something that failed too often in a row is tried again
-
-
-class Pause:
-    """After so many failures in a row, nothing is tried until a pause is over; if it fails again then, the next pause
-    is twice as long. One thread uses it, with the times of one clock."""
-
-    def __init__(self, failures_min: int) -> None:
-        self._failures_min = failures_min
-        self.succeeded()
-
-    @property
-    def is_on(self) -> bool:
-        return self._failures >= self._failures_min
-
-    def is_over(self, now: float) -> bool:
-        return not self.is_on or now >= self._until
-
-    def succeeded(self) -> None:
-        self._failures, self._until, self._next_s = 0, 0.0, PAUSE_S_MIN
-
-    def failed(self, now: float) -> bool:
-        """True if that was one too many: what worked until now pauses."""
-        was_on = self.is_on
-        self._failures += 1
-        if self.is_on and now >= self._until:  # else it was begun together with another one
-            self._until = now + self._next_s
-            self._next_s = min(2 * self._next_s, PAUSE_S_MAX)
-        return self.is_on and not was_on
-
-
-FAILED_IN_A_ROW_MAX = 32
-
-
-class Directions:
-    """Both directions, `store` and `load`. One pauses when no transfer succeeds, and both stop while the weights
-    change."""
-
-    def __init__(self, switches: Switches, weights: Weights) -> None:
-        self._switches, self._weights = switches, weights
-        self._pauses = {direction: Pause(FAILED_IN_A_ROW_MAX) for direction in DIRECTIONS}
-
-    def work(self, direction: str) -> bool:
-        wanted = self._switches.store if direction == "store" else self._switches.load
-        return wanted and not self._weights.are_changing and self._pauses[direction].is_over(monotonic())
-
-    def begin_again(self) -> None:
-        for pause in self._pauses.values():
-            pause.succeeded()
-        counters.offload_given_up.put(0)
-
-    def note_end(self, direction: str, ended: Ended) -> None:
-        pause = self._pauses[direction]
-        if not ended.error:
-            if pause.is_on:
-                counters.offload_given_up.add(-1)
-                log.warning("%ss go on, since one has succeeded", direction)
-            pause.succeeded()
-            return
-        if ended.no_room or ended.bad_slots:
-            return  # says nothing of the next one
-        if pause.failed(monotonic()):
-            counters.offload_given_up.add()
-            log.error(
-                "no more %ss: %d failed in a row, the last with: %s. One is tried now and then",
-                direction, FAILED_IN_A_ROW_MAX, ended.error,
-            )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the host tier reports: each rank's file for `trtllm-kvfix status`, and numbers for the metrics and the log."""
+"""What a rank of the host tier reports: its file for `trtllm-kvfix status`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,9 +8,7 @@ from typing import Any
 from trtllm_kvfix import runtime_files
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.log import offload_log as log
-from trtllm_kvfix.metrics import counters, flight
-from trtllm_kvfix.native import TierIndex
-from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.metrics import counters
 
 FORMAT = 1
 SUFFIX = ".offload"
@@ -54,8 +52,6 @@ class TierReport:
 
     def failed(self, errors: Sequence[str]) -> None:
         """Note that transfers failed on this rank. All ranks together decide what becomes of them."""
-        if not errors:
-            return
         self.transfers_failed += len(errors)
         self.first_error = self.first_error or errors[0]
         counters.offload_rank_errors.add(len(errors))
@@ -76,103 +72,3 @@ class TierReport:
 def live(folder: Path) -> list[dict[str, Any]]:
     """The reports of processes that still run on this host."""
     return sorted(runtime_files.live(folder, SUFFIX, FORMAT), key=lambda entry: (entry["rank"], entry["pid"]))
-
-
-OPAQUE_TOLD_MAX = 3
-ERRORS_TOLD_MAX = 10
-
-
-class Tally:
-    """Numbers that show whether the host tier helps. Every so many requests they are logged.
-
-    The scheduler's thread counts; other threads read `counters`.
-    """
-
-    def __init__(self, log_every_requests: int) -> None:
-        self._log_every_requests = log_every_requests
-        self._finished = 0
-        self._opaque = 0
-        self._errors_told = 0
-        self._prompt = self._device = self._host = 0  # tokens, since the last line of the log
-        self._stored = self._loaded = self._errors = 0  # blocks, transfers
-
-    def looked_up(self, prompt: int, device: int) -> None:
-        self._prompt += prompt
-        self._device += device
-        counters.offload_prompt_tokens.add(prompt)
-        counters.offload_device_hit_tokens.add(device)
-
-    def hit(self, tokens: int) -> None:
-        """So many tokens of a prompt have come. A promise is none: a load may fail, or bring less."""
-        if tokens > 0:
-            self._host += tokens
-            counters.offload_host_hit_tokens.add(tokens)
-            counters.offload_host_hits.add()
-
-    def opaque(self, request_id: int) -> None:
-        self._opaque += 1
-        counters.offload_requests_skipped.add()
-        if self._opaque <= OPAQUE_TOLD_MAX:
-            log.warning("request %d is left alone: its blocks depend on more than its tokens", request_id)
-
-    def stored(self, blocks: int, ended: Ended) -> None:
-        if ended.no_room:
-            self.dropped(blocks)
-            return
-        if ended.error:
-            self._failed("store", blocks, ended.error)
-            return
-        self._stored += blocks
-        flight.note(flight.STORED, blocks)
-        counters.offload_stored_blocks.add(blocks)
-
-    def loaded(self, blocks: int, ended: Ended) -> None:
-        """A load that found no room is not counted here: its request computes instead, and counts as that."""
-        counters.offload_bad_blocks.add(len(ended.bad_slots))
-        if ended.no_room:
-            return
-        if ended.error:
-            self._failed("load", blocks, ended.error)
-            return
-        self._loaded += blocks
-        flight.note(flight.LOADED, blocks)
-        counters.offload_loaded_blocks.add(blocks)
-
-    def dropped(self, blocks: int) -> None:
-        counters.offload_dropped_blocks.add(blocks)
-
-    def declined(self, blocks: int) -> None:
-        counters.offload_declined_blocks.add(blocks)
-
-    def show(self, index: TierIndex) -> None:
-        stats = index.stats()
-        counters.offload_pool_blocks.put(stats.slots)
-        counters.offload_pool_free_blocks.put(stats.free)
-        counters.offload_pool_busy_blocks.put(stats.owned)
-        counters.offload_evicted_blocks.put(stats.evicted)
-
-    def finished(self, index: TierIndex | None) -> None:
-        self._finished += 1
-        if index is not None:
-            self.show(index)
-        if self._log_every_requests and self._finished % self._log_every_requests == 0:
-            self._tell(index)
-
-    def _failed(self, what: str, blocks: int, error: str) -> None:
-        self._errors += 1
-        flight.note(flight.TRANSFER_FAILED, blocks, text=what)
-        self._errors_told += 1
-        counters.offload_errors.add()
-        if self._errors_told <= ERRORS_TOLD_MAX:
-            last = "; further ones are counted" if self._errors_told == ERRORS_TOLD_MAX else ""
-            log.error("a %s of %d blocks failed: %s%s", what, blocks, error, last)
-
-    def _tell(self, index: TierIndex | None) -> None:
-        shares = [100 * part / max(self._prompt, 1) for part in (self._device, self._host)]
-        free = f"{index.stats().free} of {index.slots} host blocks free" if index is not None else "no host tier yet"
-        log.info(
-            "%d requests: of their prompts %.1f%% were on the device, %.1f%% came from the host tier; "
-            "%d blocks stored, %d loaded, %d transfers failed; %s",
-            self._log_every_requests, *shares, self._stored, self._loaded, self._errors, free,
-        )  # fmt: skip
-        self._prompt = self._device = self._host = self._stored = self._loaded = self._errors = 0

@@ -5,20 +5,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
-from trtllm_kvfix.offload.batch_patches import PARTIAL_COPIES, Chooser
-from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
-from trtllm_kvfix.offload.layout import BlockLayout, LayoutMismatch, pool_of, require_alike
-from trtllm_kvfix.offload.ledger import Record
-from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, RankReport, Step, StoreJob
+from trtllm_kvfix.offload.ledger import OVER, Ended, Late, Link, LoadJob, RankReport, Record, Step, StoreJob, Weights
+from trtllm_kvfix.offload.patches import OUTDATED, PARTIAL_COPIES, Chooser, guarded, watch
 from trtllm_kvfix.offload.tier_report import TierReport
-from trtllm_kvfix.offload.transfers import Transfers
-from trtllm_kvfix.offload.weights import OUTDATED, Weights, watch
+from trtllm_kvfix.offload.transfers import BlockLayout, LayoutMismatch, Transfers, pool_of, require_alike
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.ranks import Ranks, agreed, together
 
@@ -42,6 +37,35 @@ class Loading:
         return self.is_over and self.since != inf
 
 
+class Carrier(Protocol):
+    """The worker side of a store behind the host tier, on one rank."""
+
+    chooser: Chooser
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it carries anything. The answer is the same on all ranks."""
+        ...
+
+    def register(self, layout: BlockLayout, pool: HostPool) -> None:
+        """Called once, on all ranks, when the host pool has been made."""
+        ...
+
+    def look(self) -> None:
+        """Called in every iteration."""
+        ...
+
+    def bind(self, step: Step) -> None: ...
+    def send_puts(self) -> None: ...
+    def take_ended(self) -> list[int]:
+        """End the jobs of the store that are over on this rank, and return the slots that they have filled."""
+        ...
+
+    def close(self, until: float) -> None:
+        """Called before the pool is given back."""
+        ...
+
+
 class OffloadWorker:
     """Called by the executor's thread alone."""
 
@@ -55,6 +79,7 @@ class OffloadWorker:
         at_start: Ranks | None = None,
         saved_max: int | None = None,
         report: TierReport | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
         self._settings = settings
         self._link = link
@@ -75,7 +100,9 @@ class OffloadWorker:
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
         self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, if the load did not come
-        self.choosers: Sequence[Chooser] = ()  # of the requests that upstream's scheduler sees
+        self.carrier = carrier
+        # Of the requests that upstream's scheduler sees:
+        self.choosers: Sequence[Chooser] = () if carrier is None else (carrier.chooser,)
         watch(self)
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
@@ -101,6 +128,8 @@ class OffloadWorker:
             if self._ranks.rank == 0:
                 device_blocks = min(pool.blocks for pool in layout.pools)
                 warn_where_it_is_small(self._link.slots, device_blocks, layout.block_bytes)
+            if self.carrier is not None:
+                self.carrier.register(layout, pool)
         self._layout = layout
 
     def bind(self, step: Step | None) -> None:
@@ -115,6 +144,16 @@ class OffloadWorker:
             if load.reservation is None:
                 self._loading.setdefault(load.request_id, Loading()).job = load.number
         self._take_back(step.taken_back)
+        if self.carrier is not None:
+            for fetch in step.fetches:
+                self._forget_load(fetch.request_id)
+            self.carrier.bind(step)
+
+    def _forget_load(self, request_id: int) -> None:
+        """Forget a load of an earlier life of the request."""
+        loading = self._loading.get(request_id)
+        if loading is not None:
+            loading.job, loading.is_over = None, False
 
     def start(self, stream: int, before_loads: Callable[[], None] = lambda: None) -> None:
         """Begin the transfers of the received steps, behind all work that `stream` has been given so far.
@@ -128,6 +167,9 @@ class OffloadWorker:
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
     ) -> tuple[list[int], list[int]]:
         """Return the requests whose blocks are no longer in use, and those whose load is over, on all ranks."""
+        if self.carrier is not None:
+            self.carrier.look()
+        stores_over = self._stores_over
         for request_id in finished_request_ids:
             self._saving[request_id] = False
         for request_id in loading_request_ids:
@@ -140,7 +182,12 @@ class OffloadWorker:
             self._outdated.update(number for report in reports for number in report.outdated)
             for ended in [ended for report in reports for ended in report.ended]:
                 self._note(ended)
-        return self._take_saved(), self._take_loaded()
+        told = self._take_saved(), self._take_loaded()
+        if self.carrier is not None and self.carrier.is_there and self._stores_over > stores_over:
+            self._take_late()  # what has been stored is put now: an engine without requests has no further iteration
+            self.carrier.send_puts()
+            self._begin()
+        return told
 
     def take_reserved(self) -> list[int]:
         """Return the reservations whose loads are over, on all ranks."""
@@ -199,9 +246,9 @@ class OffloadWorker:
 
     def close(self) -> bool:
         """End within the time of the settings. False: the device kept a transfer, and with it the memory."""
-        return self._close(monotonic() + self._settings.shutdown_timeout_s)
-
-    def _close(self, until: float) -> bool:
+        until = monotonic() + self._settings.shutdown_timeout_s
+        if self.carrier is not None:
+            self.carrier.close(until)
         transfers, self._transfers = self._transfers, None
         return transfers is None or transfers.close(until)
 
@@ -215,6 +262,9 @@ class OffloadWorker:
         return self._ledger.is_under_way
 
     def _ended_here(self) -> list[Ended]:
+        filled = self.carrier.take_ended() if self.carrier is not None else []
+        if filled and self._transfers is not None:
+            self._transfers.note_filled(filled)
         return [] if self._transfers is None else self._transfers.take_ended()
 
     def _take_late(self) -> None:

@@ -21,7 +21,7 @@ def memory() -> dict[Key, bytes]:
 
 @pytest.fixture
 def make_remote(make_bench: MakeBench, memory: dict[Key, bytes], monkeypatch: pytest.MonkeyPatch) -> MakeRemote:
-    """Makes a bench as make_bench does. `bench.worker.side.porter` is a PorterDouble."""
+    """Makes a bench as make_bench does. `bench.worker.side.carrier.porter` is a PorterDouble."""
     planted(monkeypatch, memory)
 
     def make(host_blocks: int = 256, **settings: Any) -> Bench:

@@ -104,17 +104,17 @@ class PorterDouble:
 def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
     """A connector that starts from now on has a PorterDouble in it, and a remote tier in its settings."""
     pools: list[Any] = []
-    noting = worker.RemoteWorker._noting_the_pool
+    register = worker.RemoteCarrier.register
 
-    def noting_here(side: Any, *args: Any) -> Any:
-        pools.append(noting(side, *args))
-        return pools[-1]
+    def noting_the_pool(carrier: Any, layout: Any, pool: Any) -> None:
+        pools.append(pool)
+        register(carrier, layout, pool)
 
     def porter(spec: Spec, timeout_s: float) -> PorterDouble:
         del timeout_s
         return PorterDouble(spec, pools[-1].address, memory)
 
-    patch.setattr(worker.RemoteWorker, "_noting_the_pool", noting_here)
+    patch.setattr(worker.RemoteCarrier, "register", noting_the_pool)
     patch.setattr(worker, "PorterHandle", porter)
     patch.setattr(worker, "find_spec", lambda _: object())
     for name, value in {"kind": "mooncake", "master": "here:1", "model": "m"}.items():

@@ -13,15 +13,15 @@ from pydantic import BaseModel
 from tests.offload import conftest
 from tests.offload.test_weights import BEHIND
 from tests.standin.fixture import upstream
-from trtllm_kvfix.offload.remote.arguments import (
+from trtllm_kvfix.offload.remote.keys import (
     IRRELEVANT,
     IRRELEVANT_OF_CACHE,
     Unnameable,
     arguments_of,
     parts_of,
+    root_of,
     spelled,
 )
-from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload_section import RemoteSettings
 
 from .conftest import MakeRemote
@@ -194,6 +194,6 @@ def test_without_a_name_there_is_no_remote_tier_and_the_log_says_why(
 ) -> None:
     with_arguments(monkeypatch, checkpoint_loader=Loader())
     bench = make_remote()
-    assert bench.worker.side.porter is None and bench.scheduler.side._link.store is None
+    assert bench.worker.side.carrier.porter is None and bench.scheduler.side._link.store is None
     assert "no remote tier" in caplog.text and "checkpoint_loader is an object of" in caplog.text
     assert serve(bench, 1) == 0 and serve(bench, 2) == BEHIND, "the host tier is there"

@@ -9,12 +9,12 @@ import pytest
 from tests.offload.conftest import Bench
 from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload import switches
-from trtllm_kvfix.offload.plan import Ended, PutJob
+from trtllm_kvfix.offload import scheduler
+from trtllm_kvfix.offload.ledger import Ended, PutJob
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
-from trtllm_kvfix.offload.remote.lookups import FUSE
 from trtllm_kvfix.offload.remote.messages import Put
-from trtllm_kvfix.offload.switches import PAUSE_S_MIN
+from trtllm_kvfix.offload.remote.scheduler import FUSE
+from trtllm_kvfix.offload.scheduler import PAUSE_S_MIN
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
@@ -66,7 +66,7 @@ def stored(make_remote: MakeRemote) -> Any:
 
 
 def porter_of(bench: Bench) -> PorterDouble:
-    porter: PorterDouble = bench.worker.side.porter
+    porter: PorterDouble = bench.worker.side.carrier.porter
     return porter
 
 
@@ -282,9 +282,9 @@ def test_loads_that_were_given_up_come_back_by_a_fetch_too(
     """The prefix is in the store alone, and many requests have nothing to load."""
     stored(make_remote)
     bench, now = make_remote(), [1000.0]
-    monkeypatch.setattr(switches, "monotonic", lambda: now[0])
+    monkeypatch.setattr(scheduler, "monotonic", lambda: now[0])
     directions = bench.scheduler.side._directions
-    for _ in range(switches.FAILED_IN_A_ROW_MAX):
+    for _ in range(scheduler.FAILED_IN_A_ROW_MAX):
         directions.note_end("load", Ended(1, "broken"))
     assert served(bench, 1) == 0
     now[0] += PAUSE_S_MIN
@@ -299,7 +299,7 @@ def test_loads_that_were_given_up_come_back_by_a_fetch_too(
 def test_a_store_that_fails_at_each_fetch_is_left_alone_for_a_while(
     make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(switches, "PAUSE_S_MIN", 600.0)  # no pause ends in this test
+    monkeypatch.setattr(scheduler, "PAUSE_S_MIN", 600.0)  # no pause ends in this test
     stored(make_remote)
     bench = make_remote()
     porter = porter_of(bench)
@@ -356,9 +356,9 @@ def test_answers_leave_room_for_prompts(make_remote: MakeRemote) -> None:
     bench.executor.submit(Request(1, [1] * 4, max_new_tokens=60))
     bench.executor.run()
     share = bench.index.slots // 4
-    assert bench.scheduler.side._puts._pinned == share // 2
+    assert bench.scheduler.side.behind.puts._pinned == share // 2
     served(bench, 2, list(range(900, 924)))
-    assert bench.scheduler.side._puts._pinned == share // 2 + 6
+    assert bench.scheduler.side.behind.puts._pinned == share // 2 + 6
     porter_of(bench).holds_puts = False
     settle(bench)
 

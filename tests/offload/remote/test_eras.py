@@ -85,7 +85,7 @@ def test_either_is_read_where_eras_have_no_names(
 def test_a_fetch_that_is_on_its_way_brings_nothing(make_remote: MakeRemote) -> None:
     first, second = make_remote(), make_remote()
     serve(first, 1)
-    executor, porter = second.executor, second.worker.side.porter
+    executor, porter = second.executor, second.worker.side.carrier.porter
     porter.holds_gets = True
     request = Request(1, prompt(1))
     executor.submit(request)
@@ -123,5 +123,5 @@ def test_a_save_that_is_on_its_way_is_not_put(
     while len(side.ledger):
         bench.wait_for_a_transfer()
         executor.step()
-    assert memory == {} and side._puts._pinned == 0
+    assert memory == {} and side.behind.puts._pinned == 0
     assert bench.index.stats().owned == 0

@@ -38,7 +38,7 @@ def test_processes_and_lanes_end_within_one_limit(
 ) -> None:
     bench = make_remote(shutdown_timeout_s=LIMIT_S, remote_segment_bytes=1 << 20)
     clock, side = Clock(monkeypatch), bench.worker.side
-    for process in (side.porter, side.holder):
+    for process in (side.carrier.porter, side.carrier.holder):
         process.close = lambda wait_s: clock.spend(wait_s, takes_s)
 
     def noting(lane: Any) -> Any:

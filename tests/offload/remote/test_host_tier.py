@@ -9,12 +9,13 @@ from tests.core.test_tier_admission import SLOTS, scanned, served
 from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.ledger import Link
+from trtllm_kvfix.offload.policy import HostPoolTier, Staging, StoreTier, TierPolicy
 from trtllm_kvfix.offload.remote import keys as keys_module
 from trtllm_kvfix.offload.remote.keys import keys_behind
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
-from trtllm_kvfix.offload.remote.puts import Staging
-from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
+from trtllm_kvfix.offload.remote.scheduler import RemoteTier, remote_scheduler
+from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 
@@ -53,19 +54,21 @@ def store() -> StoreOfAll:
 
 
 @pytest.fixture
-def side(store: StoreOfAll) -> RemoteScheduler:
+def side(store: StoreOfAll) -> OffloadScheduler:
     """Its host tier is full, and declines what is new."""
     link = Link()
     link.slots, link.store = POOL_SLOTS, store
     settings = OffloadSettings(host_bytes=1, log_every_requests=0, remote=RemoteSettings(min_reuse_blocks=2))
-    made = RemoteScheduler(settings, 1, link, Switches(None))
-    made._index = scanned()
-    assert made._slots_of_index(POOL_SLOTS) == SLOTS
-    assert served(made._index, [-1, -2, -3]).declined
+    made = remote_scheduler(settings, 1, link, Switches(None))
+    assert made.behind is not None
+    index, staging = scanned(), made.behind.share(POOL_SLOTS)
+    assert staging.first == SLOTS
+    made._policy = TierPolicy(index, [HostPoolTier(index, 1), StoreTier(index, made.behind, staging, 2)])
+    assert served(index, [-1, -2, -3]).declined
     return made
 
 
-def test_a_fetch_is_worth_its_place_in_a_tier_that_declines_what_is_new(side: RemoteScheduler) -> None:
+def test_a_fetch_is_worth_its_place_in_a_tier_that_declines_what_is_new(side: OffloadScheduler) -> None:
     request = Request(1, list(PROMPT))
     assert side.hold_back([request], [request]) == [1] and side.hold_back([request], [request]) == []
     assert side.get_num_new_matched_tokens(request, 0) == (4, True)
@@ -74,7 +77,7 @@ def test_a_fetch_is_worth_its_place_in_a_tier_that_declines_what_is_new(side: Re
     assert len(fetch.slots) == 4
 
 
-def test_nothing_is_fetched_for_what_upstream_reserves(side: RemoteScheduler, store: StoreOfAll) -> None:
+def test_nothing_is_fetched_for_what_upstream_reserves(side: OffloadScheduler, store: StoreOfAll) -> None:
     """It may take a part of a promise, or come back on it, in the middle of a fetch."""
     request = Request(1, list(PROMPT))
     assert side.reserve_prefix(request, 0, 7) == (0, False)
@@ -86,7 +89,7 @@ def test_nothing_is_fetched_for_what_upstream_reserves(side: RemoteScheduler, st
 
 @pytest.mark.parametrize("is_looked_up", [True, False])
 def test_asking_again_for_a_reservation_makes_no_names(
-    is_looked_up: bool, side: RemoteScheduler, monkeypatch: pytest.MonkeyPatch
+    is_looked_up: bool, side: OffloadScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upstream asks in each iteration in which a request waits for room."""
 
@@ -102,7 +105,7 @@ def test_asking_again_for_a_reservation_makes_no_names(
         assert side.reserve_prefix(request, 0, number) == (0, False)
 
 
-def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> None:
+def test_what_was_reserved_is_put_once_it_is_stored(side: OffloadScheduler) -> None:
     side.index.drop()  # type: ignore[union-attr]  # now there is room
     request: Any = Request(1, list(PROMPT))
     side.reserve_prefix(request, 0, 7)
@@ -117,7 +120,7 @@ def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> No
     assert put.slots == told.slots
 
 
-def computed(side: RemoteScheduler, prompt: list[int]) -> Any:
+def computed(side: OffloadScheduler, prompt: list[int]) -> Any:
     """The step after that which computes all but the last token of a prompt nobody has."""
     request: Any = Request(1, list(prompt))
     side.get_num_new_matched_tokens(request, 0)
@@ -135,12 +138,13 @@ def nothing_there(store: StoreOfAll) -> None:
     store.has_all = False
 
 
-def free(side: RemoteScheduler) -> int:
-    return len(side._puts._staging._free)
+def free(side: OffloadScheduler) -> int:
+    assert isinstance(side.behind, RemoteTier)
+    return len(side.behind.puts._staging._free)
 
 
 @pytest.mark.usefixtures("nothing_there")
-def test_what_the_host_tier_declines_goes_to_the_store_all_the_same(side: RemoteScheduler) -> None:
+def test_what_the_host_tier_declines_goes_to_the_store_all_the_same(side: OffloadScheduler) -> None:
     """They go through slots that the index knows nothing of, and that are free again once the store has them."""
     evicted, staged = side.index.stats().evicted, counters.offload_remote_staged_blocks.value  # type: ignore[union-attr]
     (told,) = computed(side, PROMPT).stores
@@ -157,7 +161,7 @@ def test_what_the_host_tier_declines_goes_to_the_store_all_the_same(side: Remote
 
 
 @pytest.mark.usefixtures("nothing_there")
-def test_what_has_not_arrived_when_the_weights_change_goes_nowhere(side: RemoteScheduler) -> None:
+def test_what_has_not_arrived_when_the_weights_change_goes_nowhere(side: OffloadScheduler) -> None:
     (told,) = computed(side, PROMPT).stores
     with side._link.weights.changing():
         end(side.ledger, told)
@@ -166,7 +170,7 @@ def test_what_has_not_arrived_when_the_weights_change_goes_nowhere(side: RemoteS
 
 
 @pytest.mark.usefixtures("nothing_there")
-def test_no_more_goes_that_way_than_is_kept_for_it(side: RemoteScheduler) -> None:
+def test_no_more_goes_that_way_than_is_kept_for_it(side: OffloadScheduler) -> None:
     dropped = counters.offload_remote_dropped_blocks.value
     (told,) = computed(side, list(range(-30, 0))).stores
     assert len(told.slots) == 13
@@ -175,7 +179,7 @@ def test_no_more_goes_that_way_than_is_kept_for_it(side: RemoteScheduler) -> Non
 
 @pytest.mark.usefixtures("nothing_there")
 @pytest.mark.parametrize("how", ["fails", "is taken out of the plan", "finds no store"])
-def test_slots_come_back_however_it_ends(how: str, side: RemoteScheduler) -> None:
+def test_slots_come_back_however_it_ends(how: str, side: OffloadScheduler) -> None:
     if how == "is taken out of the plan":
         request: Any = Request(1, list(PROMPT))
         side.get_num_new_matched_tokens(request, 0)
@@ -197,7 +201,7 @@ def test_slots_come_back_however_it_ends(how: str, side: RemoteScheduler) -> Non
 
 
 @pytest.mark.usefixtures("nothing_there")
-def test_without_a_store_nothing_is_sent_that_way(side: RemoteScheduler, store: StoreOfAll) -> None:
+def test_without_a_store_nothing_is_sent_that_way(side: OffloadScheduler, store: StoreOfAll) -> None:
     store.is_up = False
     assert not computed(side, PROMPT).stores
 
@@ -215,3 +219,19 @@ def test_answers_leave_half_of_what_is_staged_to_prompts() -> None:
     assert sum(len(staging.take(1, 0)) for _ in range(10)) == 5
     assert len(staging.take(10, 2)) == 2
     assert len(staging.take(10, 10)) == 3
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize("loads", [True, False])
+def test_what_is_not_looked_for_is_not_put_again(loads: bool, side: OffloadScheduler) -> None:
+    """An operator turns loads off where answers look wrong."""
+    side.index.drop()  # type: ignore[union-attr]  # now there is room
+    (told,) = computed(side, PROMPT).stores
+    end(side.ledger, told)
+    (put,) = side.build_connector_meta(None).puts
+    end(side.ledger, put)
+    request = Request(2, list(PROMPT))
+    side.hold_back([request], [request])
+    side._switches.load = loads
+    side.get_num_new_matched_tokens(request, 0)
+    assert len(side.build_connector_meta(None).puts) == loads

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from trtllm_kvfix.offload.remote import look_queue
+from trtllm_kvfix.offload.remote import porter_process
 from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, object_name
-from trtllm_kvfix.offload.remote.look_queue import FIRST_BLOCKS, LookQueue
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
+from trtllm_kvfix.offload.remote.porter_process import FIRST_BLOCKS, LookQueue
 
 WAIT_S = 20
 
@@ -80,7 +80,7 @@ def test_a_new_prompt_costs_one_small_call_however_long_it_is() -> None:
 
 
 def test_no_call_asks_about_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_queue, "OBJECTS_MAX", 1000)
+    monkeypatch.setattr(porter_process, "OBJECTS_MAX", 1000)
     store, prompt = Asked(8), look(1, 400)
     store.put(prompt, 400)
     assert store.ask(prompt) == 400
@@ -88,7 +88,7 @@ def test_no_call_asks_about_more_than_it_may(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_block_of_more_ranks_than_a_call_may_ask_about_has_a_call_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_queue, "OBJECTS_MAX", 1)
+    monkeypatch.setattr(porter_process, "OBJECTS_MAX", 1)
     store, prompt = Asked(2), look(1, 3)
     store.put(prompt, 3)
     assert store.ask(prompt) == 3 and store.calls == [2, 2, 2]
@@ -113,7 +113,7 @@ def test_prompts_that_wait_share_a_call() -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_queue, "OBJECTS_MAX", FIRST_BLOCKS)
+    monkeypatch.setattr(porter_process, "OBJECTS_MAX", FIRST_BLOCKS)
     store, long, short = Asked(1), look(1, 900), look(2, 4)
     store.waits = True
     store.put(long, 900)
@@ -145,11 +145,11 @@ class Clock:
 def test_what_the_host_tier_has_is_asked_about_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not looked for, but a store forgets first what nobody asks about."""
     clock = Clock()
-    monkeypatch.setattr(look_queue, "monotonic", clock)
+    monkeypatch.setattr(porter_process, "monotonic", clock)
     store, prompt = Asked(1), look(1, 10, held=8)
     store.put(prompt, 10)
     asked = []
-    for seconds in (0, 1, look_queue.FRESH_S - 2, 2, 1):
+    for seconds in (0, 1, porter_process.FRESH_S - 2, 2, 1):
         clock.now += seconds
         assert store.ask(prompt) == 10
         asked.append(store.calls[-1])
@@ -162,7 +162,7 @@ def test_what_the_host_tier_has_is_asked_about_now_and_then(monkeypatch: pytest.
 
 
 def test_what_is_known_of_the_store_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_queue, "FRESH_MAX", 3)
+    monkeypatch.setattr(porter_process, "FRESH_MAX", 3)
     store = Asked(1)
     for number in range(1, 9):
         prompt = look(number, 4)

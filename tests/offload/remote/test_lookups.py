@@ -9,13 +9,13 @@ from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.offload.conftest import Bench, Clock
 from tests.offload.upstream_double import Request, State
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.remote import keys as module_of_keys
-from trtllm_kvfix.offload.remote import lookups as module
+from trtllm_kvfix.offload.remote import scheduler as module
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.keys import array_of
-from trtllm_kvfix.offload.remote.lookups import OBJECT_S, HeldBack, Lookups
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
+from trtllm_kvfix.offload.remote.scheduler import OBJECT_S, HeldBack, Lookups
 from trtllm_kvfix.ranks import MpiRanks, OneRank
 
 from .conftest import MakeRemote
@@ -43,7 +43,7 @@ def bench(make_remote: MakeRemote) -> Bench:
 
 
 def lookups_of(bench: Bench) -> Lookups:
-    found: Lookups = bench.scheduler.side._lookups
+    found: Lookups = bench.scheduler.side.behind.lookups
     return found
 
 
@@ -358,4 +358,4 @@ def test_what_is_on_its_way_is_not_put_twice(make_remote: MakeRemote, memory: di
     assert sum(len(message.keys) for message in porter.asked) == put
     porter.holds_puts = False
     settle(bench)
-    assert len(memory) == 12 and not bench.scheduler.side._puts._coming
+    assert len(memory) == 12 and not bench.scheduler.side.behind.puts._coming

@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.offload.remote import worker
-from trtllm_kvfix.offload.remote.arguments import parts_of
+from trtllm_kvfix.offload.remote.keys import parts_of
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 from trtllm_kvfix.settings import load
 

@@ -16,7 +16,6 @@ from tests.offload import test_state_machine as host
 from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.upstream_double import State
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.offload.remote import lookups
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 from trtllm_kvfix.offload.remote.messages import LookAnswer
 
@@ -30,14 +29,13 @@ class RemoteMachine(host.ConnectorMachine):
         self.planted, self.memory = pytest.MonkeyPatch(), dict[Key, bytes]()
         planted(self.planted, self.memory)
         self.now = 1000.0
-        for module in (lookups, remote_scheduler):
-            self.planted.setattr(module, "monotonic", lambda: self.now)
+        self.planted.setattr(remote_scheduler, "monotonic", lambda: self.now)
         chosen = {"REMOTE_MIN_REUSE_BLOCKS": 1, "HOST_BYTES": host.HOST_BLOCKS * sealed(BLOCK_BYTES)}
         variables = {f"TRTLLM_KVFIX_OFFLOAD_{name}": str(value) for name, value in chosen.items()}
         with mock.patch.dict(os.environ, variables):
             bench = super().make(device, **sizes)
         bench.take_note = lambda: None  # type: ignore[method-assign]  # it would drop what is planned
-        self.porter: PorterDouble = bench.worker.side.porter
+        self.porter: PorterDouble = bench.worker.side.carrier.porter
         return bench
 
     # ------------------------------------------------------------------------------------------ the store
@@ -111,8 +109,8 @@ class RemoteMachine(host.ConnectorMachine):
             self.executor.step()
             self.executor.idle()
         assert len(side.ledger) == 0
-        assert sorted(side._puts._staging._free) == list(range(side._puts._staging.first, host.HOST_BLOCKS))
-        assert side._puts._pinned == 0 and side._puts._coming == set()
+        assert sorted(side.behind.puts._staging._free) == list(range(side.behind.puts._staging.first, host.HOST_BLOCKS))
+        assert side.behind.puts._pinned == 0 and side.behind.puts._coming == set()
         assert self.bench.worker.side._loading == {} and len(self.bench.worker.kept) == 0
 
     def teardown(self) -> None:

@@ -12,8 +12,8 @@ from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote import worker
 from trtllm_kvfix.offload.remote.keys import array_of
-from trtllm_kvfix.offload.remote.lookups import FUSE
 from trtllm_kvfix.offload.remote.messages import CallOver, Get, Look, Put, Spec
+from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 from trtllm_kvfix.overlay import fuse
 

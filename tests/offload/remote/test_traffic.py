@@ -24,7 +24,7 @@ Disturb = Callable[[PorterDouble, random.Random], None]
 
 def serve(server: OffloadServer, disturb: Disturb) -> Chats:
     """Serves to the end, with nothing on its way."""
-    porter: PorterDouble = server.worker.side.porter
+    porter: PorterDouble = server.worker.side.carrier.porter
     chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance))
     chats.run()
     porter.holds_gets = porter.holds_puts = porter.holds_looks = False

@@ -3,7 +3,7 @@
 import pytest
 
 from trtllm_kvfix.offload.remote.scheduler import FAILURES_MIN, FORGET_S, Worth
-from trtllm_kvfix.offload.switches import PAUSE_S_MAX, Pause
+from trtllm_kvfix.offload.scheduler import PAUSE_S_MAX, Pause
 
 GB = 10**9
 

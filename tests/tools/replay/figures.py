@@ -1,7 +1,8 @@
 """Counts of replays that stepped through every iteration and reported every token by itself: `figures.json`.
 
-Written once, by `python -m tests.tools.replay.figures` at the commit before iterations were passed over. To write it
-again is to say that the model itself has changed.
+Written once, by `python -m tests.tools.replay.figures` at the commit before iterations were passed over, and those with
+a store behind the host tier at the commit before replay and connector shared their policy. To write it again is to say
+that the model itself has changed.
 """
 
 import json
@@ -47,13 +48,26 @@ def cases() -> Iterator[Case]:
         one = base.model_copy(update=changed)
         yield Case(f"{name}, {host} {kind.value}, {step} tokens, {ms} ms", workload, one)
     yield Case("small, one by one", small.workload, small.shape, AdmissionKind.ONE_BY_ONE)
+    for (name, made), host, remote, admission in product(
+        (("small", small), ("chat", chat)), (16, 60, 400), (0, 200, 1 << 20), HostAdmission
+    ):
+        changed = {
+            "host_tier": HostTierKind.CONNECTOR,
+            "host_admission": admission,
+            "blocks_host": host,
+            "blocks_remote": remote,
+        }
+        yield Case(
+            f"{name}, {host} {admission.value}, store of {remote}", made.workload, made.shape.model_copy(update=changed)
+        )
 
 
 def figures(outcome: ReplayOutcome) -> list[Any]:
     parts = (outcome.requests, outcome.tokens, outcome.blocks, outcome.moved, outcome.budget)
     told = [part.model_dump(exclude={"remote"}) for part in parts]  # which came later
     counted = [count for part in told for count in part.values() if not isinstance(count, float)]
-    return [outcome.iterations, outcome.blocks_dropped, *counted]
+    remote = [outcome.tokens.remote, outcome.blocks.remote] if outcome.shape.blocks_remote else []
+    return [outcome.iterations, outcome.blocks_dropped, *counted, *remote]
 
 
 if __name__ == "__main__":

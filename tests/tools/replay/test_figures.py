@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.host_tier import ConnectorTier
+from trtllm_kvfix.tools.replay.host_tier import PolicyTier
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
 
 from .figures import FIGURES, Case, cases, figures
@@ -24,11 +24,12 @@ def test_a_replay_counts_what_it_counted_step_by_step(case: Case) -> None:
     assert figures(case.run()) == EXPECTED[case.name]
 
 
-class Attentive(ConnectorTier):
+class Attentive(PolicyTier):
     """Sees every request in every iteration."""
 
     def __init__(self, slots: int, case: Case) -> None:
-        super().__init__(slots, case.shape.tokens_per_block, Replay(case.workload, case.shape).known, "all")
+        shape, known = case.shape, Replay(case.workload, case.shape).known
+        super().__init__(slots, shape.tokens_per_block, known, shape.host_admission.value, shape.blocks_remote)
         self.steps = 0
 
     def step(self, running: Sequence[tuple[int, int]]) -> None:  # type: ignore[override]  # as a protocol allows

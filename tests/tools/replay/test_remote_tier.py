@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.offload.remote.porter_double import Key, planted, sealed
-from trtllm_kvfix.offload.remote import puts
-from trtllm_kvfix.tools.replay import host_tier
+from trtllm_kvfix.offload import policy
+from trtllm_kvfix.offload.remote import scheduler
 from trtllm_kvfix.tools.replay.command import generate
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.host_tier import Found, KeyStore
@@ -45,7 +45,7 @@ def test_the_connector_does_what_the_replay_predicts(
 ) -> None:
     memory: dict[Key, bytes] = {}
     planted(monkeypatch, memory)
-    monkeypatch.setattr(puts, "PUT_SHARE", 1)  # prompts that come at once would not all be put into small pools
+    monkeypatch.setattr(scheduler, "PUT_SHARE", 1)  # prompts that come at once would not all be put into small pools
     monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(blocks_host * sealed(BLOCK_BYTES)))
     made = generate(name, 3)
     shape = made.shape.model_copy(update={"blocks_host": blocks_host, "host_tier": HostTierKind.CONNECTOR})
@@ -70,7 +70,7 @@ def test_what_the_host_tier_declines_is_found_in_the_store(monkeypatch: pytest.M
         return Replay(made.workload, made.shape.model_copy(update=sizes | tier)).run().tokens.host
 
     everything, adaptive = reused(HostAdmission.ALL), reused(HostAdmission.ADAPTIVE)
-    monkeypatch.setattr(host_tier, "staging_slots", lambda _slots: 0)
+    monkeypatch.setattr(policy, "staging_slots", lambda _slots: 0)
     nowhere = reused(HostAdmission.ADAPTIVE)
     assert adaptive > 0.95 * everything
     assert nowhere < 0.7 * everything

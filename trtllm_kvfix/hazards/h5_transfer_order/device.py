@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
 from trtllm_kvfix.native import CopyEngine, Device, DeviceArray, HostPool, PinnedArray
-from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.ledger import Link
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker

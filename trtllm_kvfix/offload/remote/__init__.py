@@ -4,7 +4,7 @@ The store's client runs in a process of its own, the porter: one of its calls ho
 and a half where the master does not answer, another one ends the process, and a read that has failed may still write
 what it was for. Nothing of that reaches an engine, and a porter that is dead writes nothing.
 
-In the order in which a prompt meets the parts: `lookups` asks about it before upstream's scheduler sees it, and
-`look_queue` is the porter's end of that. `keys` names its blocks, with what `arguments` knows of the engine.
-`scheduler` decides what is fetched, `puts` what is put. `worker` passes both on to `porter_process`, in `messages`.
+In the order in which a prompt meets the parts: `scheduler` asks about it before upstream's scheduler sees it. `keys`
+names its blocks, with what it knows of the engine's arguments. `scheduler` then says what the policy may fetch from the
+store, and what is put. `worker` passes both on to `porter_process`, in `messages`.
 """

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -19,13 +19,11 @@ from typing import Any, get_args
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.native import HostPool
 from trtllm_kvfix.offload.host_tier import text_of
-from trtllm_kvfix.offload.layout import BlockLayout
-from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
-from trtllm_kvfix.offload.remote.arguments import Unnameable, layout_parts, parts_of
-from trtllm_kvfix.offload.remote.keys import root_of
-from trtllm_kvfix.offload.remote.lookups import FUSE, HeldBack
+from trtllm_kvfix.offload.ledger import Ended, FetchJob, Link, PutJob, Step
+from trtllm_kvfix.offload.patches import Chooser
+from trtllm_kvfix.offload.remote.keys import Unnameable, layout_parts, parts_of, root_of
 from trtllm_kvfix.offload.remote.messages import (
     CallOver,
     Get,
@@ -39,7 +37,10 @@ from trtllm_kvfix.offload.remote.messages import (
     Spec,
     StoreState,
 )
-from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.offload.remote.scheduler import FUSE, HeldBack
+from trtllm_kvfix.offload.tier_report import TierReport
+from trtllm_kvfix.offload.transfers import BlockLayout
+from trtllm_kvfix.offload.worker import MakePool, OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
@@ -248,72 +249,72 @@ class StoreHere:
         return self._porter.waits_s(Look)
 
 
-class RemoteWorker(OffloadWorker):
+class RemoteCarrier:
     """Called by the executor's thread alone."""
 
-    def __init__(self, *args: Any, identity: Mapping[str, str] | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        settings: OffloadSettings,
+        link: Link,
+        ranks: Ranks,
+        *,
+        at_start: Ranks,
+        report: TierReport,
+        identity: Mapping[str, str] | None,
+    ) -> None:
+        self._settings, self._link, self._ranks, self._at_start = settings, link, ranks, at_start
+        self._report, self._ledger = report, link.ledger
         self._identity = identity  # of what blocks hold, besides their layout; None: there is no remote tier
-        self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
         self._pool: HostPool | None = None
+        self._block_bytes = 0
         self.porter: PorterHandle | None = None
-        self.choosers = (HeldBack(self._link, self._ranks),)
         self.holder: PorterHandle | None = None  # of the segment: nothing that fails in the porter takes it along
+        self.chooser: Chooser = HeldBack(link, ranks)
 
-    def register_layout(self, device: Device, describe: Callable[[], BlockLayout]) -> None:
-        super().register_layout(device, describe)
+    @property
+    def is_there(self) -> bool:
+        return self.porter is not None
+
+    def register(self, layout: BlockLayout, pool: HostPool) -> None:
         if self._identity is None:
             self._report.remote_is("off: the engine's arguments have no name (see the log)")
             return
-        if self.porter is not None or self._pool is None or self._layout is None:
-            return
+        self._pool, self._block_bytes = pool, layout.block_bytes
         remote, ranks = self._settings.remote, self._ranks
         spec = Spec(
-            socket=-1, pool=self._pool.descriptor, block_bytes=self._layout.block_bytes,
-            slot_bytes=self._pool.slot_bytes, slots=self._pool.slots, rank=ranks.rank, ranks=ranks.size,
-            master=remote.master or "", protocol=remote.protocol, host=remote.host, segment_bytes=0,
+            socket=-1, pool=pool.descriptor, block_bytes=layout.block_bytes, slot_bytes=pool.slot_bytes,
+            slots=pool.slots, rank=ranks.rank, ranks=ranks.size, master=remote.master or "", protocol=remote.protocol,
+            host=remote.host, segment_bytes=0,
         )  # fmt: skip
         self.porter = PorterHandle(spec, remote.timeout_s)
         machines = self._at_start.gather(text_of(BOOT_ID))
         segment_bytes = remote.segment_bytes // machines.count(machines[self._at_start.rank])
         if segment_bytes:
             self.holder = PorterHandle(spec._replace(pool=-1, segment_bytes=segment_bytes), remote.timeout_s)
-        kinds = [f"{pool.block_bytes} bytes, {pool.kind}" for pool in self._layout.pools]
+        kinds = [f"{one.block_bytes} bytes, {one.kind}" for one in layout.pools]
         root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
         if ranks.rank == 0:
-            self._link.store = StoreHere(self.porter, root, self._layout.block_bytes, ranks.size)
+            self._link.store = StoreHere(self.porter, root, layout.block_bytes, ranks.size)
 
-    def bind(self, step: Step | None) -> None:
-        super().bind(step)
-        for fetch in step.fetches if step else ():
-            self._forget_load(fetch.request_id)
+    def bind(self, step: Step) -> None:
+        for fetch in step.fetches:
             self._ledger.queue(fetch)
             self._fetch(fetch)
-        for put in step.puts if step else ():
+        for put in step.puts:
             self._ledger.queue(put)
 
-    def finished(
-        self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
-    ) -> tuple[list[int], list[int]]:
+    def look(self) -> None:
         if self.porter is not None:
             self.porter.end_if_stuck()
             self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
-        stores_over = self._stores_over
-        told = super().finished(finished_request_ids, loading_request_ids)
-        if self.porter is not None and self._stores_over > stores_over:
-            self._take_late()  # what has been stored is put now: an engine without requests has no further iteration
-            self._send_puts()
-            self._begin()
-        return told
 
-    def _close(self, until: float) -> bool:
+    def close(self, until: float) -> None:
         """Close the porter before the holder, because the pool depends on it."""
         if self.porter is not None and not self.porter.close(left_until(until)) and self._pool is not None:
             self._pool.abandon()  # it may still be written
         if self.holder is not None:
             self.holder.close(left_until(until))
         self._link.store = None
-        return super()._close(until)
 
     def _fetch(self, fetch: FetchJob) -> None:
         if self.porter is not None and self.porter.ask(Get(fetch.number, fetch.keys, fetch.slots)):
@@ -321,13 +322,7 @@ class RemoteWorker(OffloadWorker):
         else:
             self._ledger.end_here(Ended(fetch.number, "there is no store now"))
 
-    def _forget_load(self, request_id: int) -> None:
-        """Forgets a load of an earlier life of the request."""
-        loading = self._loading.get(request_id)
-        if loading is not None:
-            loading.job, loading.is_over = None, False
-
-    def _send_puts(self) -> None:
+    def send_puts(self) -> None:
         """Hand on all puts. The porter has a queue for them, which goes on whatever the engine does."""
         for put in list(self._ledger.waiting(PutJob)):
             message = Put(put.number, put.keys, put.slots, put.is_prompt)
@@ -336,28 +331,28 @@ class RemoteWorker(OffloadWorker):
             else:
                 self._ledger.end_here(Ended(put.number, "there is no store now", no_room=True))
 
-    def _ended_here(self) -> list[Ended]:
+    def take_ended(self) -> list[int]:
+        filled: list[int] = []
         if self.porter is not None:
             counters.offload_remote_up.put(self.porter.is_up)
             if self.porter.error is not None:
                 fuse.of(FUSE).blow(f"its thread ended with {self.porter.error}")
-            for each in self.porter.take_answered():
-                self._ledger.end_here(self._ended(*each))
-        self._send_puts()
-        return super()._ended_here()
+            for message, answer in self.porter.take_answered():
+                self._ledger.end_here(self._ended(message, answer))
+                if isinstance(message, Get) and not answer.error:
+                    filled += whole_slots(message.slots, answer)
+        self.send_puts()
+        return filled
 
     def _ended(self, message: Message, answer: Outcomes) -> Ended:
         job = self._ledger[message.number].job
         if answer.error:
             return Ended(job.number, answer.error)
         outcomes = list(zip(job.slots, answer.outcomes, strict=True))
-        whole = [slot for slot, outcome in outcomes if outcome is Outcome.WHOLE]
         bytes_, seconds = SUMS[isinstance(message, Put)]
-        bytes_.add(len(whole) * (self._layout.block_bytes if self._layout else 0))
+        bytes_.add(len(whole_slots(job.slots, answer)) * self._block_bytes)
         seconds.add(answer.seconds)
         if isinstance(message, Get):
-            if self._transfers is not None:
-                self._transfers.note_filled(whole)
             bad = tuple(slot for slot, outcome in outcomes if outcome is Outcome.BAD)
             lost = tuple(slot for slot, outcome in outcomes if outcome is not Outcome.WHOLE)
             return Ended(job.number, "", bad, lost_slots=lost)
@@ -367,23 +362,39 @@ class RemoteWorker(OffloadWorker):
         why = f"{len(failed)} of {len(job.slots)} blocks are {ENDS[failed[0] - 1]}"
         return Ended(job.number, why, no_room=set(failed) == {Outcome.FULL})
 
-    def _noting_the_pool(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
-        self._pool = self._make_own_pool(device, block_bytes, ranks)
-        return self._pool
+
+def whole_slots(slots: Sequence[int], answer: Outcomes) -> list[int]:
+    return [slot for slot, outcome in zip(slots, answer.outcomes, strict=True) if outcome is Outcome.WHOLE]
 
 
 REMEDY = "pip install 'trtllm-kvfix[mooncake]', or mooncake-transfer-engine-non-cuda where there is no CUDA"
 
 
-def worker_of(llm_args: Any, settings: OffloadSettings, *args: Any, **kwargs: Any) -> RemoteWorker:
-    """A master that does not answer is no reason to refuse: it may come, and until then there is no remote tier."""
+def worker_of(
+    llm_args: Any,
+    settings: OffloadSettings,
+    link: Link,
+    ranks: Ranks,
+    make_pool: MakePool,
+    *,
+    at_start: Ranks,
+    saved_max: int | None,
+    report: TierReport,
+) -> OffloadWorker:
+    """A worker side that carries blocks to the store and back.
+
+    A master that does not answer is no reason to refuse: it may come, and until then there is no remote tier.
+    """
     require_store(settings)
+    identity: Mapping[str, str] | None = None
     try:
         identity = parts_of(llm_args, settings.remote)
     except Unnameable as error:
         log.error("there is no remote tier, since its blocks would have no name: %s", error)
-        return RemoteWorker(settings, *args, identity=None, **kwargs)
-    return RemoteWorker(settings, *args, identity=identity, **kwargs)
+    carrier = RemoteCarrier(settings, link, ranks, at_start=at_start, report=report, identity=identity)
+    return OffloadWorker(
+        settings, link, ranks, make_pool, at_start=at_start, saved_max=saved_max, report=report, carrier=carrier
+    )
 
 
 def require_store(settings: OffloadSettings) -> None:

@@ -22,7 +22,7 @@ from trtllm_kvfix.native import (
     ReplayScheduler,
     ReplayTally,
 )
-from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, HostTier, KnownRequest, RemoteTier, TierCounts
+from trtllm_kvfix.tools.replay.host_tier import HostTier, KnownRequest, PolicyTier, TierCounts
 from trtllm_kvfix.tools.replay.outcome import (
     AdmissionKind,
     Budget,
@@ -77,7 +77,8 @@ class Replay:
             one_by_one=admission is AdmissionKind.ONE_BY_ONE,
         )
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
-            tier = self._connector()
+            sizes = shape.blocks_host, shape.tokens_per_block
+            tier = PolicyTier(*sizes, self.known, shape.host_admission.value, shape.blocks_remote)
         self._tier = tier
         if tier is not None:
             tier.attach(self._manager)
@@ -99,13 +100,6 @@ class Replay:
         source, book = self._workload.requests[index], self._workload.book
         tokens = np.concatenate((book.prompt(index), book.answer(index)))
         return KnownRequest(Identity(source.lora_id, source.salt), tokens, source.input_length)
-
-    def _connector(self) -> ConnectorTier:
-        shape, admission = self._shape, self._shape.host_admission.value
-        sizes = shape.blocks_host, shape.tokens_per_block
-        if shape.blocks_remote:
-            return RemoteTier(*sizes, self.known, shape.blocks_remote, admission)
-        return ConnectorTier(*sizes, self.known, admission)
 
     def _outcome(self, *, partial: bool, elapsed_s: float) -> ReplayOutcome:
         tally, counters = self._scheduler.tally, self._manager.get_kv_cache_stats().total

@@ -1,13 +1,12 @@
-"""The offload connector's tiers as a replay sees them: the decisions of its scheduler side.
+"""The offload connector's tiers as a replay sees them: its policy, with transfers that end at once.
 
-Transfers end in the iteration in which they begin. In the store behind the host tier, every fetch is worth it and takes
-no time; it evicts the block that was put or asked for the longest ago. TensorRT-LLM's own host tier is part of the
-block manager and needs nothing here.
+In the store behind the host tier, every fetch is worth it and takes no time; it evicts the block that was put or asked
+for the longest ago. TensorRT-LLM's own host tier is part of the block manager and needs nothing here.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import BlockManager, TierIndex
+from trtllm_kvfix.offload.policy import Staging, Taken, policy_of
 from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, start_of
-from trtllm_kvfix.offload.remote.puts import staging_slots
 
 Tokens = NDArray[np.int32]
 
@@ -75,129 +74,54 @@ class HostTier(Protocol):
 
 @dataclass
 class Live:
+    """A request as the policy sees it."""
+
     known: KnownRequest
-    sequence: int  # of the index
-    had: int  # blocks that the GPU had when it came
-    indexed: int = 0  # blocks that the index has
-    covered: int = 0  # blocks that are here or on their way
+    index: TierIndex
+    sequence: int
+    had: int
+    covered: int = 0
+    _indexed: int = 0  # blocks that the index has
+    _keys: list[bytes] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Asked when its answer is not known."""
+        return self.known.prompt_len
+
+    def index_blocks(self, blocks: int) -> None:
+        if blocks > self._indexed:
+            size = self.index.tokens_per_block
+            self.index.extend(self.sequence, self.known.tokens[self._indexed * size : blocks * size])
+            self._indexed = blocks
+
+    def prompt_blocks_from(self, first: int) -> int:
+        return max(self.known.prompt_len // self.index.tokens_per_block - first, 0)
+
+    def priorities_until(self, _end: int) -> list[int]:
+        """A trace knows none."""
+        return []
+
+    def keys(self, first: int, end: int) -> list[bytes]:
+        """Of blocks that the index has."""
+        size, identity, keys = self.index.tokens_per_block, self.known.identity, self._keys
+        if end > len(keys):
+            parent = keys[-1] if keys else start_of(b"", identity)
+            tokens = self.known.tokens[len(keys) * size : self._indexed * size]
+            keys += keys_behind(parent, len(keys), array_of(tokens), size, identity.extra_keys)
+        return keys[first:end]
 
 
-class ConnectorTier:
-    """A prediction: the same index, and nothing of the connector's transfers."""
-
-    def __init__(
-        self, slots: int, tokens_per_block: int, known: Callable[[int], KnownRequest], admission: str = "adaptive"
-    ) -> None:
-        self._index = TierIndex(slots, tokens_per_block, admission=admission)
-        self._tokens_per_block = tokens_per_block
-        self._known = known
-        self._live: dict[int, Live] = {}
-        self._ran: set[int] = set()
-        self._stores: list[list[int]] = []  # slots of what was begun in this iteration
-        self._loads: list[list[int]] = []
-        self._stored = self._loaded = 0
-
-    def attach(self, manager: BlockManager) -> None:
-        """This tier does not follow the blocks of the GPU."""
-
-    def find(self, index: int, tokens_found: int) -> Found:
-        known = self._known(index)
-        identity = known.identity
-        sequence = self._index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
-        live = self._live[index] = Live(known, sequence, tokens_found // self._tokens_per_block)
-        limit = (known.prompt_len - 1) // self._tokens_per_block
-        self._index_blocks(live, limit)
-        here, first = self._index.held(sequence), tokens_found // self._tokens_per_block
-        held = self._more(live, here, limit, first)
-        gained = held * self._tokens_per_block - tokens_found
-        if held <= first or gained <= 0:
-            return Found()
-        self._loads.append(self._index.pin(sequence, first, held))
-        self._loaded += held - first
-        return Found(gained, held - first, held - max(here, first))
-
-    def step(self, running: Sequence[tuple[int, int]]) -> bool:
-        """False if a store was put off. It is tried again in the next iteration."""
-        is_stored = True
-        for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
-            self._ran.add(index)
-            is_stored &= self._store(index, computed)
-        self._end_transfers()
-        return is_stored
-
-    def finish(self, indices: Sequence[int]) -> None:
-        waiting = list(indices)
-        while waiting:
-            waiting = [index for index in waiting if not self._store(index, self._live[index].known.computed)]
-            self._end_transfers()
-        for index in indices:
-            live = self._live.pop(index)
-            self._ended(live)
-            self._index.close(live.sequence)
-            self._ran.discard(index)
-
-    def counted(self) -> TierCounts:
-        return TierCounts(self._stored, self._loaded, self._index.stats().evicted)
-
-    def _index_blocks(self, live: Live, blocks: int) -> None:
-        if blocks > live.indexed:
-            size = self._tokens_per_block
-            self._index.extend(live.sequence, live.known.tokens[live.indexed * size : blocks * size])
-            live.indexed = blocks
-
-    def _store(self, index: int, computed: int) -> bool:
-        """Store what is new. False: try later, because another request has the same blocks on their way."""
-        whole, live = computed // self._tokens_per_block, self._live[index]
-        if whole <= live.covered:
-            return True
-        self._index_blocks(live, whole)
-        claim = self._index.claim(live.sequence, whole, known=live.had)
-        if claim is None:
-            return False
-        behind = max(claim.first + len(claim.slots), live.covered, live.had)
-        live.covered = whole
-        if claim.slots:
-            self._stores.append(claim.slots)
-            self._stored += len(claim.slots)
-            self._stored_in(live, claim.first, len(claim.slots))
-        if behind < whole:
-            self._stored += self._left_out(live, behind, whole)
-        return True
-
-    def _more(self, live: Live, held: int, limit: int, first: int) -> int:
-        """Count the blocks that are held once a store behind this tier has brought those that it has."""
-        del live, limit, first
-        return held
-
-    def _stored_in(self, live: Live, first: int, count: int) -> None:
-        """These blocks of the request are in this tier now."""
-
-    def _left_out(self, live: Live, first: int, end: int) -> int:
-        """Count those of these blocks that are stored although this tier did not take them."""
-        del live, first, end
-        return 0
-
-    def _ended(self, live: Live) -> None:
-        """The request has ended and stores nothing more."""
-
-    def _end_transfers(self) -> None:
-        for slots in self._stores:
-            self._index.commit(slots)
-        for slots in self._loads:
-            self._index.unpin(slots)
-        self._stores.clear()
-        self._loads.clear()
-
-
-MIN_REUSE_BLOCKS = 4  # as the connector's default
+MIN_REUSE_BLOCKS = 4  # of a store, as the connector's default
 
 
 class KeyStore:
-    """Keys of blocks, up to a number of them."""
+    """A store of keys, up to a number of them."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
         self._keys: OrderedDict[bytes, None] = OrderedDict()
+        self.staging = Staging(1)  # until the pool is known
 
     def put(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -214,54 +138,108 @@ class KeyStore:
             self._keys.move_to_end(key)
         return len(keys)
 
+    def share(self, slots: int) -> Staging:
+        self.staging = Staging(slots)
+        return self.staging
 
-class RemoteTier(ConnectorTier):
+    def reach(self, live: Live, held: int, limit: int) -> int:
+        return held + self.leading(live.keys(held, limit))
+
+    def is_worth(self, _blocks: int, _tokens: int) -> bool:
+        return True
+
+    def names(self, live: Live, first: int, end: int) -> tuple[bytes, ...]:
+        return tuple(live.keys(first, end))
+
+    def takes(self, _live: Live) -> bool:
+        return True
+
+
+class PolicyTier:
+    """The tiers of the offload connector. Every transfer has ended when the call is over in which it begins."""
+
     def __init__(
         self,
         slots: int,
         tokens_per_block: int,
         known: Callable[[int], KnownRequest],
-        blocks_remote: int,
         admission: str = "adaptive",
+        blocks_remote: int = 0,
     ) -> None:
-        self._staging = self._staging_free = staging_slots(slots)
-        super().__init__(slots - self._staging, tokens_per_block, known, admission)
-        self._store_of_all = KeyStore(blocks_remote)
-        self._keys_by_sequence: dict[int, list[bytes]] = {}  # by sequence of the index
+        self._store = KeyStore(blocks_remote) if blocks_remote else None
+        self._policy = policy_of(
+            slots, tokens_per_block, admission, store=self._store, store_blocks_min=MIN_REUSE_BLOCKS
+        )
+        self._tokens_per_block = tokens_per_block
+        self._known = known
+        self._live: dict[int, Live] = {}
+        self._ran: set[int] = set()
+        self._stores: list[tuple[Live, Taken]] = []  # what was begun in this iteration
+        self._loads: list[list[int]] = []
+        self._stored = self._loaded = 0
 
-    def _more(self, live: Live, held: int, limit: int, first: int) -> int:
-        here = max(held, first)
-        keys = self._keys(live)[held:limit]
-        end = held + self._store_of_all.leading(keys) if limit - here >= MIN_REUSE_BLOCKS else held
-        if end - here < MIN_REUSE_BLOCKS:
-            return held
-        claim = self._index.claim(live.sequence, end, reused=True)
-        if claim is None:
-            return held
-        self._index.commit(claim.slots)
-        return claim.first + len(claim.slots)
+    def attach(self, manager: BlockManager) -> None:
+        """This tier does not follow the blocks of the GPU."""
 
-    def _stored_in(self, live: Live, first: int, count: int) -> None:
-        self._store_of_all.put(self._keys(live)[first : first + count])
+    def find(self, index: int, tokens_found: int) -> Found:
+        known, tiers = self._known(index), self._policy.index
+        identity = known.identity
+        sequence = tiers.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
+        live = self._live[index] = Live(known, tiers, sequence, tokens_found // self._tokens_per_block)
+        load = self._policy.find(live, tokens_found)
+        if load is None:
+            return Found()
+        end, remote = load.end // self._tokens_per_block, 0
+        if load.fetch is not None:
+            self._policy.fetched(load.fetch.slots, len(load.fetch.slots))
+            load.slots += tiers.pin(sequence, load.first + len(load.slots), end)
+            remote = end - max(load.fetch.first, load.first)
+        self._loads.append(load.slots)
+        self._loaded += end - load.first
+        return Found(load.tokens, end - load.first, remote)
 
-    def _left_out(self, live: Live, first: int, end: int) -> int:
-        count = min(end - first, self._staging_free)
-        self._staging_free -= count
-        self._stored_in(live, first, count)
-        return count
+    def step(self, running: Sequence[tuple[int, int]]) -> bool:
+        """False if a store was put off. It is tried again in the next iteration."""
+        is_stored = True
+        for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
+            self._ran.add(index)
+            is_stored &= self._begin_store(self._live[index], computed)
+        self._end_transfers()
+        return is_stored
+
+    def finish(self, indices: Sequence[int]) -> None:
+        waiting = [self._live[index] for index in indices]
+        while waiting:
+            waiting = [live for live in waiting if not self._begin_store(live, live.known.computed)]
+            self._end_transfers()
+        for index in indices:
+            self._policy.index.close(self._live.pop(index).sequence)
+            self._ran.discard(index)
+
+    def counted(self) -> TierCounts:
+        return TierCounts(self._stored, self._loaded, self._policy.index.stats().evicted)
+
+    def _begin_store(self, live: Live, computed: int) -> bool:
+        """False: try later, because another request has the same blocks on their way."""
+        whole = computed // self._tokens_per_block
+        if whole <= live.covered:
+            return True
+        taken = self._policy.claim(live, whole)
+        if taken is None:
+            return False
+        live.covered = whole
+        self._stores += [(live, one) for one in taken if one.slots]
+        return True
 
     def _end_transfers(self) -> None:
-        super()._end_transfers()
-        self._staging_free = self._staging
-
-    def _ended(self, live: Live) -> None:
-        self._keys_by_sequence.pop(live.sequence, None)
-
-    def _keys(self, live: Live) -> list[bytes]:
-        """Keys of the blocks that the index has."""
-        size, identity = self._tokens_per_block, live.known.identity
-        keys = self._keys_by_sequence.setdefault(live.sequence, [])
-        parent = keys[-1] if keys else start_of(b"", identity)
-        tokens = live.known.tokens[len(keys) * size : live.indexed * size]
-        keys += keys_behind(parent, len(keys), array_of(tokens), size, identity.extra_keys)
-        return keys
+        for live, (first, slots, *_) in self._stores:
+            self._policy.stored(slots, well=True)
+            self._stored += len(slots)
+            if self._store is not None:
+                self._store.put(live.keys(first, first + len(slots)))
+                if slots[0] in self._store.staging:
+                    self._store.staging.give_back(slots)
+        for loaded in self._loads:
+            self._policy.loaded(loaded)
+        self._stores.clear()
+        self._loads.clear()
