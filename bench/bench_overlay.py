@@ -46,7 +46,7 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
         made = {(kind, PER_LAYER): StagedOffsetsV2().per_layer}
     elif case.v2:
         staged = StagedOffsetsV2()
-        made: dict[Any, Any] = {
+        made = {
             (sys.modules[kind.__module__], LAUNCH): staged.launch,
             (kind, "copy_batch_block_offsets"): staged.copy,
         }

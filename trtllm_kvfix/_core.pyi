@@ -1058,12 +1058,13 @@ class OffsetLaunch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """With other arguments it calls `unknown`."""
 
-    @property
-    def launched_to(self) -> int:
-        """The address of the last launch's output."""
+    def note_launch(self, address: int) -> None:
+        """A launch has been made to the output at this address."""
 
-    @launched_to.setter
-    def launched_to(self, arg: int, /) -> None: ...
+    def take_launch(self, address: int) -> bool:
+        """
+        Whether the last launch went to the output at this address, and nobody has asked since.
+        """
 
     def __repr__(self) -> str: ...
 

@@ -71,7 +71,8 @@ class OffsetLaunch {
         return known_.size();
     }
 
-    std::atomic<std::uintptr_t> launched_to = 0;  // the output of the last launch that nobody has asked about
+    void note_launch(std::uintptr_t address) { launched_to_ = address; }
+    bool take_launch(std::uintptr_t address) { return launched_to_.compare_exchange_strong(address, 0); }
 
   private:
     // Returns false if it has shipped nothing.
@@ -85,7 +86,7 @@ class OffsetLaunch {
         auto& stager = nb::cast<StagerObject&>(kept);
         const auto rows = read_rows(copy_index, stager);
         known->way.ship(stager, rows, {nb::cast<std::uintptr_t>(stream)});
-        launched_to = reinterpret_cast<std::uintptr_t>(known->way.destination().destination.data);
+        note_launch(reinterpret_cast<std::uintptr_t>(known->way.destination().destination.data));
         note_shipped(rows.size(), known->way.table());
         return true;
     }
@@ -128,6 +129,7 @@ class OffsetLaunch {
         return at < known_.size() ? known_[at] : nullptr;
     }
 
+    std::atomic<std::uintptr_t> launched_to_ = 0;  // the output of the last launch, until somebody asks
     const nb::object stager_of_;
     const SeenFuse fuse_;
     mutable nb::ft_mutex mutex_;   // where there is no GIL
@@ -352,10 +354,10 @@ void bind_launch(nb::module_& m) {
                     "stream: Any) -> Any"),
             "When this returns, all arguments may be written again. Calls `otherwise` with what raises the failure, or "
             "None, and the same arguments, if nothing was shipped.")
-        .def_prop_rw(
-            "launched_to", [](const OffsetLaunch& self) { return self.launched_to.load(); },
-            [](OffsetLaunch& self, std::uintptr_t address) { self.launched_to = address; },
-            "The address of the last launch's output.")
+        .def("note_launch", &OffsetLaunch::note_launch, "address"_a,
+             "A launch has been made to the output at this address.")
+        .def("take_launch", &OffsetLaunch::take_launch, "address"_a,
+             "Whether the last launch went to the output at this address, and nobody has asked since.")
         .def(
             "__call__",
             [](nb::handle self, nb::args args, nb::kwargs kwargs) { return self.attr("unknown")(*args, **kwargs); },

@@ -70,10 +70,7 @@ class CopyFilter:
 
     def _take_launch(self, address: int) -> bool:
         """Whether the fix has launched to this tensor, and nobody has asked since."""
-        found = [each for each in self._launches if each.launched_to == address]
-        for each in found:
-            each.launched_to = 0
-        return bool(found)
+        return any([each.take_launch(address) for each in self._launches])  # of all: none may keep it
 
 
 def _filters() -> Iterator[Any]:

@@ -130,7 +130,7 @@ class StagedLaunch(OffsetLaunch):
         result = _launched(self._original, self._tried, stage, args, {})
         _, output, *_ = args
         if hasattr(output, "data_ptr"):
-            self.launched_to = output.data_ptr()
+            self.note_launch(output.data_ptr())
         return result
 
     def unknown(self, *args: Any, **kwargs: Any) -> Any:
