@@ -63,9 +63,9 @@ def races() -> Report:
     )
     refill = Stack((Frame(module, 455, "prepare_next_batch"), Frame("serving/loop.py", 31, "run_forever")), ())
 
-    def race(*, certain: bool, use: str) -> Race:
+    def race(*, grade: str, use: str) -> Race:
         return Race(
-            certain=certain, touch="write", how="", use=use, device="reads", begin=0x7FBC3CA89000, bytes=65_536,
+            grade=grade, touch="write", how="", use=use, device="reads", begin=0x7FBC3CA89000, bytes=65_536,
             at=20_000, width=65_536, rows=1, stream=0x55700C1DB960, age_us=98.0, since_us=3_204_511.0,
             use_thread=10_628, touch_thread=10_640, thread_name="python", use_stack=ship, touch_stack=refill,
             times=5, pids=[77],
@@ -73,6 +73,7 @@ def races() -> Report:
 
     return Report(
         command=["trtllm-serve", "meta-llama/Llama-3.1-8B-Instruct", "--config", "server.yaml"],
-        status=0, held=False, races=[race(certain=True, use="copy")], possible=[race(certain=False, use="kernel")],
+        status=0, held=False, races=[race(grade="race", use="copy")],
+        unordered=[], possible=[race(grade="possible", use="kernel")],
         suppressed=[], notes=["one process had no Python"], numbers=dict.fromkeys(NUMBERS, 3), processes=1, refused=0,
     )  # fmt: skip

@@ -35,7 +35,7 @@ SANITIZER = {
     "synccheck": ("--tool", "synccheck"),
 }
 COMPLAINTS = {
-    "watch": re.compile(r"^hostrace: (RACE|POSSIBLE) ", re.MULTILINE),
+    "watch": re.compile(r"^hostrace: (RACE|UNORDERED|POSSIBLE) ", re.MULTILINE),
     "torch": re.compile(r"CSAN detected a possible data race"),
 }
 SUMMARY = re.compile(r"SUMMARY: (\d+)")
@@ -63,7 +63,7 @@ def tools() -> dict[str, tuple[list[str] | None, dict[str, str]]]:
     """The command in front of the program, none where the tool is missing, and what it needs in the environment."""
     sanitizer = compute_sanitizer()
     made: dict[str, tuple[list[str] | None, dict[str, str]]] = {
-        "watch": ([sys.executable, "-m", "hostrace", "--strict", "--"], {}),
+        "watch": ([sys.executable, "-m", "hostrace", "--strict", "--gates", "--"], {}),
         "torch": ([], {"TORCH_CUDA_SANITIZER": "1"}),
     }
     for name, options in SANITIZER.items():

@@ -71,6 +71,7 @@ def environ(driver: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'watch/src'}",
         "LD_LIBRARY_PATH": ":".join(places),
+        "HOSTRACE_GATES": "1",
         "HOSTRACE_CUPTI": str(driver / "libcuda.so.1"),
     }
 

@@ -49,23 +49,31 @@ API cuModuleUnload(void*) { return kSuccess; }
 API cuFuncSetAttribute(void*, int, int) { return kInvalid; }
 
 API cuEventCreate(void** event, unsigned) { return *event = new Event, kSuccess; }
-API cuEventDestroy_v2(void*) { return kSuccess; }  // a stream may still wait for it
+API cuEventDestroy_v2(void* event) {  // a stream may still wait for it
+    return told(325, "cuEventDestroy_v2", One{event}, [] { return kSuccess; });
+}
 API cuEventRecord(void* event, void* stream) {
-    return enqueue(stream, [it = static_cast<Event*>(event), number = ++static_cast<Event*>(event)->recorded] {
-        it->passed = number;
+    return told(119, "cuEventRecord", Two{event, stream}, [=] {
+        return enqueue(stream, [it = static_cast<Event*>(event), number = ++static_cast<Event*>(event)->recorded] {
+            it->passed = number;
+        });
     });
 }
 API cuEventQuery(void* event) {
     const auto* it = static_cast<Event*>(event);
-    return it->passed < it->recorded ? kNotReady : kSuccess;
+    return told(120, "cuEventQuery", One{event}, [=] { return it->passed < it->recorded ? kNotReady : kSuccess; });
 }
 API cuEventSynchronize(void* event) {
     const auto* it = static_cast<Event*>(event);
     return told(121, "cuEventSynchronize", One{event}, [it] { return wait_until(*it, it->recorded), kSuccess; });
 }
+API cuIpcGetEventHandle(void* handle, void* event) {
+    return told(334, "cuIpcGetEventHandle", Two{handle, event}, [] { return kSuccess; });
+}
 API cuStreamWaitEvent(void* stream, void* event, unsigned) {
     const auto* it = static_cast<Event*>(event);
-    return enqueue(stream, [it, number = it->recorded.load()] { wait_until(*it, number); });
+    return told(295, "cuStreamWaitEvent", Two{stream, event},
+                [=] { return enqueue(stream, [it, number = it->recorded.load()] { wait_until(*it, number); }); });
 }
 
 API cuStreamBeginCapture_v2(void* stream, int) { return stream_of(stream).capturing = true, kSuccess; }
@@ -90,7 +98,11 @@ API cuGraphLaunch(void* graph, void* stream) {
     return told(514, "cuGraphLaunch", GraphLaunch{graph, stream}, [=] {
         return enqueue(stream, [it = static_cast<Graph*>(graph)] {
             for (const Copied& each : it->copies) {
-                device_copy(each.dst, each.src, each.bytes);
+                if (each.function != nullptr) {
+                    each.function(each.data);
+                } else if (each.enabled) {
+                    device_copy(each.dst, each.src, each.bytes);
+                }
             }
         });
     });
@@ -106,7 +118,18 @@ API cuGraphGetNodes(void* graph, void** nodes, std::size_t* count) {
     }
     return kSuccess;
 }
-API cuGraphNodeGetType(void*, int* type) { return *type = hostrace::cuda::kNodeMemcpy, kSuccess; }
+API cuGraphNodeGetType(void* node, int* type) {
+    const bool host = static_cast<Copied*>(node)->function != nullptr;
+    return *type = host ? hostrace::cuda::kNodeHost : hostrace::cuda::kNodeMemcpy, kSuccess;
+}
+API cuGraphNodeSetEnabled(void* graph, void* node, unsigned enabled) {
+    struct Enable {
+        void *graph, *node;
+        unsigned enabled;
+    };
+    return told(650, "cuGraphNodeSetEnabled", Enable{graph, node, enabled},
+                [=] { return static_cast<Copied*>(node)->enabled = enabled != 0, kSuccess; });
+}
 API cuGraphMemcpyNodeGetParams(void* node, hostrace::cuda::Copy3d* params) {
     const auto& copied = *static_cast<Copied*>(node);
     *params = {};

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bitset>
 #include <cstdint>
 #include <cstdlib>
@@ -48,6 +49,7 @@ int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
 }
 
 std::map<void*, std::size_t> allocated;
+std::map<Address, std::size_t> given;  // of the device
 
 struct HostAlloc {
     void** result;
@@ -61,6 +63,9 @@ struct HostRegister {
 };
 struct One {
     void* handle;
+};
+struct Two {
+    void *first, *second;
 };
 struct Copy {
     Address dst, src;
@@ -112,13 +117,16 @@ struct KernelArguments {
 struct Copied {
     Address dst, src;
     std::size_t bytes;
+    void (*function)(void*) = nullptr;  // of the host, in the place of a copy
+    void* data = nullptr;
+    bool enabled = true;
 };
 std::vector<Copied> captured;  // on the one stream that captures
 
 int copy(std::uint32_t id, const char* name, Address dst, Address src, std::size_t bytes, void* stream) {
     return told(id, name, Copy{dst, src, bytes, stream}, [=] {
         if (stream_of(stream).capturing) {
-            captured.push_back({dst, src, bytes});
+            captured.push_back({dst, src, bytes, nullptr, nullptr, true});
         }
         return enqueue(stream, [=] { device_copy(dst, src, bytes); });
     });
@@ -181,7 +189,7 @@ API cuMemHostGetDevicePointer_v2(Address* device, void* host, unsigned) {
     return *device = reinterpret_cast<Address>(host), kSuccess;
 }
 API cuMemAlloc_v2(Address* result, std::size_t bytes) {
-    return *result = reinterpret_cast<Address>(std::calloc(1, bytes)), kSuccess;
+    return given[*result = reinterpret_cast<Address>(std::calloc(1, bytes))] = bytes, kSuccess;
 }
 API cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
 API cuDevicePrimaryCtxRetain(void** made, int) { return *made = &context, kSuccess; }
@@ -190,35 +198,97 @@ API cuModuleGetFunction(void**, void*, const char*) { return kSuccess; }
 API cuMemsetD8_v2(Address to, unsigned char value, std::size_t bytes) {
     return std::memset(reinterpret_cast<void*>(to), value, bytes), kSuccess;
 }
+// On the legacy stream, and behind what the blocking ones were given.
 API cuMemcpyDtoH_v2(void* to, Address from, std::size_t bytes) {
-    return std::memcpy(to, reinterpret_cast<void*>(from), bytes), kSuccess;
+    struct Brought {
+        void* to;
+        Address from;
+        std::size_t bytes;
+    };
+    return told(278, "cuMemcpyDtoH_v2", Brought{to, from, bytes}, [=] {
+        for_each_stream([](Stream& stream) { stream.blocking ? stream.wait() : static_cast<void>(0); });
+        return device_copy(reinterpret_cast<Address>(to), from, bytes), kSuccess;
+    });
 }
 API cuCtxSynchronize() {
     struct Nothing {};
     return told(17, "cuCtxSynchronize", Nothing{},
                 [] { return for_each_stream([](Stream& stream) { stream.wait(); }), kSuccess; });
 }
-API cuStreamCreate(void** stream, unsigned) {
+API cuStreamCreate(void** stream, unsigned flags) {
     *stream = new char;
-    return static_cast<void>(stream_of(*stream)), kSuccess;
+    return stream_of(*stream).blocking = (flags & 1U) == 0, kSuccess;
+}
+API cuStreamGetFlags(void* stream, unsigned* flags) {
+    if (stream_of(stream).capturing) {
+        return ++failed, kCaptureUnsupported;
+    }
+    return *flags = stream_of(stream).blocking ? 0 : 1, kSuccess;
+}
+API cuStreamQuery(void* stream) {
+    return told(125, "cuStreamQuery", One{stream}, [=] { return stream_of(stream).idle() ? kSuccess : 600; });
+}
+// Of what it was given memory for; the rest is the program's own, and pageable.
+API cuPointerGetAttribute(void* value, int, Address at) {
+    const bool known = std::any_of(given.begin(), given.end(),
+                                   [&](const auto& each) { return each.first <= at && at < each.first + each.second; });
+    return known ? *static_cast<int*>(value) = 2, kSuccess : kInvalid;
 }
 API cuStreamSynchronize(void* stream) {
     return told(126, "cuStreamSynchronize", One{stream}, [=] { return stream_of(stream).wait(), kSuccess; });
 }
 API cuStreamIsCapturing(void* stream, int* status) { return *status = stream_of(stream).capturing ? 1 : 0, kSuccess; }
 API cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-API cuStreamWriteValue32_v2(void* stream, Address to, std::uint32_t value, unsigned) {
-    if (stream_of(stream).capturing) {
-        return ++failed, kCaptureUnsupported;
-    }
-    return enqueue(stream, [=] { device_write(to, &value, sizeof value); });
-}
-API cuStreamWaitValue32_v2(void* stream, Address from, std::uint32_t value, unsigned) {
-    return enqueue(stream, [=] {
-        for (std::uint32_t seen = value - 1; static_cast<std::int32_t>(seen - value) < 0; usleep(100)) {
-            device_read(from, &seen, sizeof seen);
+API cuStreamWriteValue32_v2(void* stream, Address to, std::uint32_t value, unsigned flags) {
+    struct Write {
+        void* stream;
+        Address to;
+        std::uint32_t value;
+        unsigned flags;
+    };
+    return told(663, "cuStreamWriteValue32_v2", Write{stream, to, value, flags}, [=] {
+        if (stream_of(stream).capturing) {
+            return ++failed, kCaptureUnsupported;
         }
+        return enqueue(stream, [=] { device_write(to, &value, sizeof value); });
     });
+}
+static void wait_for(Address from, std::uint32_t value) {
+    for (std::uint32_t seen = value - 1; static_cast<std::int32_t>(seen - value) < 0; usleep(100)) {
+        device_read(from, &seen, sizeof seen);
+    }
+}
+API cuStreamWaitValue32_v2(void* stream, Address from, std::uint32_t value, unsigned flags) {
+    struct Wait {
+        void* stream;
+        Address from;
+        std::uint32_t value;
+        unsigned flags;
+    };
+    return told(659, "cuStreamWaitValue32_v2", Wait{stream, from, value, flags},
+                [=] { return enqueue(stream, [=] { wait_for(from, value); }); });
+}
+API cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+    struct HostFunction {
+        void* stream;
+        void (*function)(void*);
+        void* data;
+    };
+    return told(527, "cuLaunchHostFunc", HostFunction{stream, function, data}, [=] {
+        if (stream_of(stream).capturing) {
+            captured.push_back({0, 0, 0, function, data, true});
+        }
+        return enqueue(stream, [=] { function(data); });
+    });
+}
+API cuMemcpyHtoD_v2(Address to, const void* from, std::size_t bytes) {
+    struct Sent {
+        Address to;
+        const void* from;
+        std::size_t bytes;
+    };
+    return told(276, "cuMemcpyHtoD_v2", Sent{to, from, bytes},
+                [=] { return device_copy(to, reinterpret_cast<Address>(from), bytes), kSuccess; });
 }
 API cuMemcpyHtoDAsync_v2(Address dst, const void* src, std::size_t bytes, void* stream) {
     return copy(277, "cuMemcpyHtoDAsync_v2", dst, reinterpret_cast<Address>(src), bytes, stream);
@@ -283,6 +353,8 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 
 // For the tests alone.
 API fakeHold(void* stream) { return stream_of(stream).hold(), kSuccess; }
+// The device is done, and nobody is told.
+API fakeIdle(void* stream) { return stream_of(stream).wait(), kSuccess; }
 API fakeOpen(void* stream) { return stream_of(stream).open(), kSuccess; }
 API fakeCapture(void* stream, int on) { return stream_of(stream).capturing = on != 0, kSuccess; }
 API fakeFailed() { return failed; }

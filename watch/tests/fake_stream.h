@@ -59,7 +59,12 @@ class Stream {
         ++opened_;
         changed_.notify_all();
     }
+    bool idle() {
+        const std::lock_guard held(mutex_);
+        return queue_.empty() && !busy_;
+    }
     bool capturing = false;
+    bool blocking = true;
 
   private:
     void run() {

@@ -30,7 +30,7 @@ def test_a_report_without_a_folder_is_refused_before_the_command_runs(option: st
 
 
 def test_an_interrupt_before_the_command_runs_is_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: int | None) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "prepared", interrupted)

@@ -14,6 +14,7 @@ def report(*, guarded: int) -> Report:
         status=0,
         held=False,
         races=[],
+        unordered=[],
         possible=[],
         suppressed=[],
         notes=[],
@@ -38,5 +39,5 @@ def test_no_race_is_worth_what_was_watched(guarded: int, headline: str, verdict:
 
 
 def test_one_is_not_called_many() -> None:
-    assert summary(report(guarded=1)) == "0 races, 0 possible, 0 suppressed; 1 use watched in 1 process"
+    assert summary(report(guarded=1)) == "0 races, 0 unordered, 0 possible, 0 suppressed; 1 use watched in 1 process"
     assert "<h1>No race was seen in 1 use of pinned memory.</h1>" in page(report(guarded=1))

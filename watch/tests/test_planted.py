@@ -92,7 +92,7 @@ def test_a_suppressed_race_is_counted_and_does_not_fail(watch: Watch, tmp_path: 
     done, right = planted(watch, "copy_to_device", "racy", "--suppress", str(known))
     assert (done.status, right) == (0, 0)
     assert (done.times(), done.times("suppressed")) == (0, TIMES)
-    assert "0 races, 0 possible, 1 suppressed" in done.said
+    assert "0 races, 0 unordered, 0 possible, 1 suppressed" in done.said
 
 
 def test_a_suppression_of_everything_is_refused(watch: Watch, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_report_that_cannot_be_written_is_bad_usage_after_the_races_are_shown(
     page = tmp_path / ("long" * 100)
     done = watch("watch.gpu.run_planted", "copy_to_device", "racy", "1", options=("--html", str(page)))
     assert done.status == 2
-    assert "1 race, 0 possible" in done.said
+    assert "1 race, 0 unordered, 0 possible" in done.said
     assert "it cannot be written: File name too long" in done.said
 
 

@@ -55,7 +55,7 @@ def row_of(hazard: str, what: str, name: str, case: str, arm: str, times: int) -
     said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {"wrong": -1, "late": 0}
     wrong, late = said["wrong"], said["late"]
     found = [*report.get("races", []), *report.get("possible", [])]
-    races, possible = occurrences(report, "races"), occurrences(report, "possible")
+    races, possible = occurrences(report, "races", "unordered"), occurrences(report, "possible")
     at = [statement(race) for race in found]
     row = Row(hazard, what, case, arm, times, wrong, late, races, possible, " | ".join(at), done.returncode, False)
     if hazard == DEVICE_ALONE:

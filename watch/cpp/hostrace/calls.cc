@@ -15,12 +15,13 @@ struct Call {
     const void* context;
     bool per_thread;
 
+    StreamKey key(cuda::Handle stream) const;
     Enqueued on(cuda::Handle stream) const;
 };
 
 std::uintptr_t number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-Enqueued Call::on(cuda::Handle stream) const {
+StreamKey Call::key(cuda::Handle stream) const {
     StreamKey key{context, stream, 0};
     if (number(stream) == cuda::kLegacyStream) {
         key.stream = nullptr;
@@ -28,7 +29,28 @@ Enqueued Call::on(cuda::Handle stream) const {
         key.stream = reinterpret_cast<cuda::Handle>(cuda::kThreadStream);
         key.thread = self().id;
     }
-    return {parts.watch, parts.streams, parts.ranges, key};
+    return key;
+}
+
+Enqueued Call::on(cuda::Handle stream) const {
+    const StreamKey its = key(stream);
+    if (its.stream == nullptr) {
+        parts.order.worked(context);
+    }
+    return {parts.watch, parts.streams, parts.order, parts.ranges, its};
+}
+
+bool pageable(const Call& call, std::uintptr_t address) {
+    int type = 0;
+    return address != 0 && call.parts.driver.pointer_attribute != nullptr && call.parts.ranges.find(address).empty() &&
+           call.parts.driver.pointer_attribute(&type, cuda::kMemoryTypeOf, address) != cuda::kSuccess;
+}
+
+// A copy to pageable memory returns when it is over.
+void waited_for_pageable(const Call& call, const Shape& dst, cuda::Handle stream) {
+    if (!call.parts.watch.guard.idle() && pageable(call, dst.begin)) {
+        call.parts.order.observe_stream(call.key(stream));
+    }
 }
 
 void add_sides(const Sides& sides, int order, Enqueued& behind) {
@@ -63,13 +85,94 @@ void host_free(const Call& call, std::uintptr_t begin) { give_back(call, begin, 
 
 void host_unregister(const Call& call, std::uintptr_t begin) { give_back(call, begin, "cuMemHostUnregister"); }
 
-void synchronized(const Call& call) { call.parts.watch.guard.retire(); }
+void waited_for_stream(const Call& call, cuda::Handle stream) {
+    call.parts.order.observe_stream(call.key(stream));
+    call.parts.watch.guard.retire();
+}
 
-void stream_destroy(const Call& call, cuda::Handle stream) { call.parts.streams.forget_stream(call.context, stream); }
+// A copy that returns when it is over is one of the default stream.
+void waited_for_copy(const Call& call) {
+    if (!call.per_thread) {
+        call.parts.order.worked(call.context);
+    }
+    waited_for_stream(call, nullptr);
+}
+
+void waited_for_event(const Call& call, cuda::Handle event) {
+    call.parts.order.observe_event(event);
+    call.parts.watch.guard.retire();
+}
+
+void waited_for_events(const Call& call, float* /*ms*/, cuda::Handle first, cuda::Handle second) {
+    waited_for_event(call, first);
+    waited_for_event(call, second);
+}
+
+void waited_for_given_context(const Call& call, const void* context) {
+    call.parts.order.observe_context(context);
+    call.parts.watch.guard.retire();
+}
+
+void waited_for_context(const Call& call) { waited_for_given_context(call, call.context); }
+
+// The driver waits for every device before it takes memory back.
+void waited_for_all(const Call& call) { waited_for_given_context(call, nullptr); }
+
+void event_record(const Call& call, cuda::Handle event, cuda::Handle stream) {
+    call.parts.order.record(event, call.key(stream));
+}
+
+void event_unknown(const Call& call, cuda::Handle event) { call.parts.order.forget_event(event); }
+
+// The device goes on when the host has done something: a function of the program, or a value that it writes.
+void waits_for_host(const Call& call, cuda::Handle stream) {
+    const StreamKey key = call.key(stream);
+    call.parts.order.waits_for_host(key, call.parts.streams.mark(key));
+}
+
+void stream_wait(const Call& call, cuda::Handle stream, cuda::Handle event) {
+    if (call.parts.order.wait(call.key(stream), event)) {
+        waits_for_host(call, stream);
+    }
+}
+
+// The function knows that everything before it is over.
+void host_function(const Call& call, cuda::Handle stream) {
+    if (!call.parts.streams.capturing(stream)) {
+        call.parts.order.observe_stream(call.key(stream));
+        waits_for_host(call, stream);
+    }
+}
+
+void waits_for_value(const Call& call, cuda::Handle stream) {
+    if (!call.parts.watch.gates_are_busy) {
+        waits_for_host(call, stream);
+    }
+}
+
+void writes_value(const Call& call, cuda::Handle stream) { call.parts.order.perhaps_observed(call.key(stream)); }
+
+void waits_and_writes(const Call& call, cuda::Handle stream) {
+    writes_value(call, stream);
+    waits_for_value(call, stream);
+}
+
+void unknown_order(const Call& call) { call.parts.order.lose_track(); }
+
+void waits_for_semaphore(const Call& call, cuda::Handle /*semaphores*/, cuda::Handle /*values*/, unsigned /*count*/,
+                         cuda::Handle stream) {
+    waits_for_host(call, stream);
+}
+
+void stream_destroy(const Call& call, cuda::Handle stream) {
+    call.parts.streams.forget_stream(call.context, stream);
+    call.parts.order.forget_stream(call.context, stream);
+}
 
 void context_destroy(const Call& call, cuda::Handle context) {
     call.parts.watch.guard.forget_context(context);
     call.parts.streams.forget_context(context);
+    call.parts.order.forget_context(context);
 }
 
 void contexts_reset(const Call& call) { context_destroy(call, nullptr); }
@@ -80,11 +183,13 @@ void unload(const Call& call) { call.parts.kernels.forget(); }
 void copy(const Call& call, std::uintptr_t dst, std::uintptr_t src, std::size_t bytes, cuda::Handle stream) {
     Enqueued behind = call.on(stream);
     add_sides({line(src, bytes), line(dst, bytes)}, 0, behind);
+    waited_for_pageable(call, line(dst, bytes), stream);
 }
 
 void copy_from_array(const Call& call, std::uintptr_t dst, cuda::Handle /*array*/, std::size_t /*offset*/,
                      std::size_t bytes, cuda::Handle stream) {
     call.on(stream).add({line(dst, bytes), Kind::copy, true});
+    waited_for_pageable(call, line(dst, bytes), stream);
 }
 
 void copy_to_array(const Call& call, cuda::Handle /*array*/, std::size_t /*offset*/, std::uintptr_t src,
@@ -95,7 +200,9 @@ void copy_to_array(const Call& call, cuda::Handle /*array*/, std::size_t /*offse
 template <typename Copy>
 void copy_shaped(const Call& call, const Copy* copy, cuda::Handle stream) {
     Enqueued behind = call.on(stream);
-    add_sides(sides_of(*copy), 0, behind);
+    const Sides sides = sides_of(*copy);
+    add_sides(sides, 0, behind);
+    waited_for_pageable(call, sides.dst, stream);
 }
 
 void copy_batch(const Call& call, std::uintptr_t* dsts, std::uintptr_t* srcs, std::size_t* bytes, std::size_t count,
@@ -145,7 +252,12 @@ void memset_2d(const Call& call, std::uintptr_t dst, std::size_t pitch, Value /*
 
 void launched(const Call& call, cuda::Handle function, cuda::Handle stream, void** params, void** extra) {
     const auto pinned = call.parts.kernels.pinned(function, params, extra, call.parts.ranges);
+    const StreamKey key = call.key(stream);
+    if (key.stream == nullptr) {
+        call.parts.order.worked(call.context);
+    }
     if (!pinned.empty()) {
+        call.parts.order.perhaps_observed(key);  // it may set a flag there
         Enqueued behind = call.on(stream);
         for (const std::uintptr_t address : pinned) {
             behind.add({line(address, 1), Kind::kernel, true, false});
@@ -166,6 +278,12 @@ void launch_cooperative(const Call& call, cuda::Handle function, cuda::LaunchSha
 void launch_extended(const Call& call, const cuda::LaunchConfig* config, cuda::Handle function, void** params,
                      void** extra) {
     launched(call, function, config->stream, params, extra);
+    for (unsigned at = 0; at < config->attributes_count && config->attributes != nullptr; ++at) {
+        const cuda::LaunchAttribute& attribute = config->attributes[at];
+        if (attribute.id == cuda::kLaunchRecords || attribute.id == cuda::kLaunchCompletionRecords) {
+            event_unknown(call, attribute.event);
+        }
+    }
 }
 
 void graph_instantiate(const Call& call, cuda::Handle* result, cuda::Handle graph) {
@@ -174,13 +292,24 @@ void graph_instantiate(const Call& call, cuda::Handle* result, cuda::Handle grap
 
 void graph_launch(const Call& call, cuda::Handle executable, cuda::Handle stream) {
     Enqueued behind = call.on(stream);
-    call.parts.graphs.launched(executable, behind);
+    const Graphs::Ends ends = call.parts.graphs.launched(executable, behind);
+    for (cuda::Handle event : ends.events) {
+        event_record(call, event, stream);
+    }
+    if (ends.with_host) {
+        count(call.parts.watch.counts.own_order);
+        host_function(call, stream);
+    }
 }
 
 void graph_destroy(const Call& call, cuda::Handle executable) { call.parts.graphs.destroyed(executable); }
 
 void graph_update(const Call& call, cuda::Handle executable, cuda::Handle graph) {
     call.parts.graphs.updated(executable, graph);
+}
+
+void enable_node(const Call& call, cuda::Handle executable, cuda::Handle node, unsigned enabled) {
+    call.parts.graphs.enable(executable, node, enabled != 0);
 }
 
 template <typename Params>
@@ -232,17 +361,17 @@ struct Spread<handler> {
 };
 
 struct Entry {
-    int site = -1;
     bool per_thread = false;
     void (*handler)(const Call&, const void* arguments) = nullptr;
 };
 constexpr std::size_t kNumbersEnd = 1024;
+using Table = std::array<std::array<Entry, kNumbersEnd>, 2>;  // by the site
 
-constexpr std::array<Entry, kNumbersEnd> table() {
+constexpr Table table() {
     constexpr int before = cupti::kEnter;  // what takes something away must be seen before it happens
     constexpr int after = cupti::kExit;
-    std::array<Entry, kNumbersEnd> made{};
-#define CALL(name, number, when, handler, per_thread) made[number] = {when, per_thread, Spread<handler>::call};
+    Table made{};
+#define CALL(name, number, when, handler, per_thread) made[when][number] = {per_thread, Spread<handler>::call};
 #include "hostrace/calls.def"
 #undef CALL
     return made;
@@ -251,8 +380,12 @@ constexpr std::array<Entry, kNumbersEnd> table() {
 }  // namespace
 
 void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
-    static constexpr std::array<Entry, kNumbersEnd> kTable = table();
-    if (number >= kTable.size() || kTable[number].site != data.site) {
+    static constexpr Table kTable = table();
+    if (number >= kNumbersEnd || data.site < cupti::kEnter || data.site > cupti::kExit) {
+        return;
+    }
+    const Entry& entry = kTable[static_cast<std::size_t>(data.site)][number];
+    if (entry.handler == nullptr) {
         return;
     }
     Thread& thread = self();
@@ -262,7 +395,7 @@ void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
         return;
     }
     thread.inside = true;
-    kTable[number].handler({*this, data.context, kTable[number].per_thread}, data.arguments);
+    entry.handler({*this, data.context, entry.per_thread}, data.arguments);
     thread.inside = false;
 }
 

@@ -5,6 +5,7 @@
 #include "hostrace/driver_api.h"
 #include "hostrace/graphs.h"
 #include "hostrace/kernels.h"
+#include "hostrace/order.h"
 #include "hostrace/ranges.h"
 #include "hostrace/streams.h"
 #include "hostrace/watcher.h"
@@ -12,14 +13,22 @@
 namespace hostrace {
 
 struct Calls {
-    Calls(Watcher& watcher, const Driver& driver)
-        : watch(watcher), ranges(watcher.ranges), streams(driver), kernels(driver), graphs(driver, kernels, ranges) {}
+    Calls(Watcher& watcher, const Driver& loaded)
+        : watch(watcher),
+          driver(loaded),
+          ranges(watcher.ranges),
+          streams(driver),
+          order(driver),
+          kernels(driver),
+          graphs(driver, kernels, ranges) {}
 
     void on_call(std::uint32_t number, const cupti::CallbackData& data);
 
     Watcher& watch;
+    const Driver& driver;
     Ranges& ranges;
     Streams streams;
+    Order order;
     Kernels kernels;
     Graphs graphs;
 };

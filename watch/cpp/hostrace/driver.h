@@ -33,8 +33,11 @@ struct Driver {
         find(memset_node, "cuGraphMemsetNodeGetParams", without_graphs);
         find(kernel_node, "cuGraphKernelNodeGetParams_v2", without_graphs);
         find(child_graph, "cuGraphChildGraphNodeGetGraph", without_graphs);
-        const char* without_libraries = nullptr;
-        find(kernel_param, "cuKernelGetParamInfo", without_libraries);
+        const char* optional = nullptr;
+        find(event_node, "cuGraphEventRecordNodeGetEvent", optional);
+        find(stream_flags, "cuStreamGetFlags", optional);
+        find(pointer_attribute, "cuPointerGetAttribute", optional);
+        find(kernel_param, "cuKernelGetParamInfo", optional);
         return missing;
     }
 
@@ -54,6 +57,9 @@ struct Driver {
     Call<cuda::Handle, cuda::MemsetNode*> memset_node = nullptr;
     Call<cuda::Handle, cuda::KernelNode*> kernel_node = nullptr;
     Call<cuda::Handle, cuda::Handle*> child_graph = nullptr;
+    Call<cuda::Handle, cuda::Handle*> event_node = nullptr;
+    Call<cuda::Handle, unsigned*> stream_flags = nullptr;
+    Call<void*, int, cuda::Address> pointer_attribute = nullptr;
     // What an older driver lacks, so that these are not watched.
     const char* without_kernels = nullptr;
     const char* without_graphs = nullptr;

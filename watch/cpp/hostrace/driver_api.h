@@ -15,6 +15,9 @@ inline constexpr Result kSuccess = 0;
 inline constexpr unsigned kRegisterPortable = 1;
 inline constexpr unsigned kRegisterDeviceMap = 2;
 inline constexpr unsigned kRegisterReadOnly = 8;
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr int kMemoryTypeOf = 2;                                  // attribute of a pointer
+inline constexpr int kLaunchRecords = 7, kLaunchCompletionRecords = 12;  // attributes with an event
 inline constexpr int kCaptureRelaxed = 2;
 inline constexpr int kMemoryHost = 1;
 inline constexpr int kMemoryUnified = 4;
@@ -24,7 +27,18 @@ inline constexpr std::uintptr_t kLegacyStream = 1;
 inline constexpr std::uintptr_t kThreadStream = 2;
 inline constexpr std::uintptr_t kParamBuffer = 1;
 inline constexpr std::uintptr_t kParamSize = 2;
-enum NodeType : int { kNodeKernel = 0, kNodeMemcpy = 1, kNodeMemset = 2, kNodeGraph = 4 };
+enum NodeType : int {
+    kNodeKernel = 0,
+    kNodeMemcpy = 1,
+    kNodeMemset = 2,
+    kNodeHost = 3,
+    kNodeGraph = 4,
+    kNodeWaitEvent = 6,
+    kNodeRecordEvent = 7,
+    kNodeSignalSemaphore = 8,
+    kNodeWaitSemaphore = 9,
+    kNodeMemOps = 12
+};
 
 struct Copy2d {
     struct Side {
@@ -100,10 +114,16 @@ struct CopyNode {
     Copy3d copy;
 };
 
+struct LaunchAttribute {
+    int id;
+    Handle event;  // of those that record one
+    char rest[56];
+};
+
 struct LaunchConfig {
     LaunchShape shape;
     Handle stream;
-    void* attributes;
+    LaunchAttribute* attributes;
     unsigned attributes_count;
 };
 

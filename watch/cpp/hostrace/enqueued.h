@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hostrace/order.h"
 #include "hostrace/ranges.h"
 #include "hostrace/streams.h"
 #include "hostrace/thread.h"
@@ -12,8 +13,8 @@ namespace hostrace {
 
 class Enqueued {
   public:
-    Enqueued(Watcher& watch, Streams& streams, const Ranges& ranges, const StreamKey& key)
-        : watch_(watch), streams_(streams), ranges_(ranges), key_(key) {}
+    Enqueued(Watcher& watch, Streams& streams, Order& order, const Ranges& ranges, const StreamKey& key)
+        : watch_(watch), streams_(streams), order_(order), ranges_(ranges), key_(key) {}
 
     // Nothing happens where the memory is not pinned.
     void add(const Side& side) {
@@ -22,7 +23,18 @@ class Enqueued {
             return;
         }
         const auto stream = reinterpret_cast<std::uintptr_t>(key_.stream);
-        Use use{side, range.whole(), mark_.flag, mark_.sequence, stack_, self().id, key_.context, stream, since_ns_};
+        Use use;
+        static_cast<Side&>(use) = side;
+        use.whole = range.whole();
+        use.ends = mark_;
+        use.begins = place_.begins;
+        use.seen = watch_.by_order ? place_.seen : nullptr;
+        use.order = place_.order;
+        use.stack = stack_;
+        use.thread = self().id;
+        use.context = key_.context;
+        use.stream = stream;
+        use.since_ns = since_ns_;
         if (!side.certain) {
             use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
             count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
@@ -39,6 +51,7 @@ class Enqueued {
             since_ns_ = now_ns();
             mark_ = streams_.mark(key_);
             if (mark_.flag != nullptr) {
+                place_ = order_.enqueued(key_);
                 stack_ = watch_.stacks.take();
             } else if (!streams_.capturing(key_.stream)) {
                 count(watch_.counts.unwatched_streams);
@@ -49,9 +62,11 @@ class Enqueued {
 
     Watcher& watch_;
     Streams& streams_;
+    Order& order_;
     const Ranges& ranges_;
     StreamKey key_;
     Mark mark_;
+    Order::Place place_;
     std::uint32_t stack_ = 0;
     std::uint64_t since_ns_ = 0;
 };

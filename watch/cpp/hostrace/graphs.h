@@ -2,6 +2,7 @@
 // for in flight from every launch until the stream is past it.
 #pragma once
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -49,22 +50,52 @@ class Graphs {
         }
     }
 
+    // A node of a child is not known by its name: all of them are taken for disabled.
+    void enable(cuda::Handle executable, cuda::Handle node, bool enabled) {
+        const std::lock_guard held(mutex_);
+        std::vector<Node>& nodes = executables_[executable];
+        const auto same = [&](const Node& known) { return known.handle == node; };
+        const auto found = std::find_if(nodes.begin(), nodes.end(), same);
+        if (found != nodes.end()) {
+            found->enabled = enabled;
+        } else {
+            nodes.clear();
+        }
+    }
+
     void destroyed(cuda::Handle executable) {
         const std::lock_guard held(mutex_);
         executables_.erase(executable);
     }
 
-    void launched(cuda::Handle executable, Enqueued& behind) {
+    // What a launch of it means to others. Where the host takes part, nodes may be ordered by it, and none is guarded.
+    struct Ends {
+        bool with_host = false;
+        std::vector<cuda::Handle> events;  // that it records
+    };
+    Ends launched(cuda::Handle executable, Enqueued& behind) {
         const std::lock_guard held(mutex_);
         const auto found = executables_.find(executable);
+        Ends ends;
         if (found == executables_.end()) {
-            return;
+            return ends;
         }
         for (const Node& node : found->second) {
+            ends.with_host = ends.with_host || node.with_host;
+            ends.events.insert(ends.events.end(), node.events.begin(), node.events.end());
+        }
+        if (ends.with_host) {
+            return ends;
+        }
+        for (const Node& node : found->second) {
+            if (!node.enabled) {
+                continue;
+            }
             for (const Side& side : node.sides) {
                 behind.add(side);
             }
         }
+        return ends;
     }
 
   private:
@@ -72,6 +103,9 @@ class Graphs {
     struct Node {
         cuda::Handle handle;
         Sides sides;
+        bool with_host = false;
+        std::vector<cuda::Handle> events;
+        bool enabled = true;
     };
 
     std::vector<Node> read(cuda::Handle graph) {
@@ -86,27 +120,59 @@ class Graphs {
         std::vector<Node> nodes;
         nodes.reserve(count);
         for (cuda::Handle handle : handles) {
-            nodes.push_back({handle, read_node(handle)});
+            nodes.push_back(read_node(handle));
         }
         return nodes;
     }
 
-    Sides read_node(cuda::Handle node) {
+    Node read_node(cuda::Handle handle) {
+        Node node{handle, {}, false, {}, true};
         int type = -1;
-        if (driver_.node_type(node, &type) != cuda::kSuccess) {
-            return {};
+        if (driver_.node_type(handle, &type) != cuda::kSuccess) {
+            return node;
         }
         switch (type) {
             case cuda::kNodeMemcpy:
-                return answered(driver_.memcpy_node, node);
+                node.sides = answered(driver_.memcpy_node, handle);
+                break;
             case cuda::kNodeMemset:
-                return answered(driver_.memset_node, node);
+                node.sides = answered(driver_.memset_node, handle);
+                break;
             case cuda::kNodeKernel:
-                return answered(driver_.kernel_node, node);
+                node.sides = answered(driver_.kernel_node, handle);
+                break;
             case cuda::kNodeGraph:
-                return answered(driver_.child_graph, node);
+                read_child(node);
+                break;
+            case cuda::kNodeRecordEvent: {
+                cuda::Handle event = nullptr;
+                if (driver_.event_node != nullptr && driver_.event_node(handle, &event) == cuda::kSuccess) {
+                    node.events.push_back(event);
+                }
+                node.with_host = true;
+                break;
+            }
+            case cuda::kNodeHost:
+            case cuda::kNodeWaitEvent:
+            case cuda::kNodeSignalSemaphore:
+            case cuda::kNodeWaitSemaphore:
+            case cuda::kNodeMemOps:
+                node.with_host = true;
+                break;
             default:
-                return {};
+                break;
+        }
+        return node;
+    }
+    void read_child(Node& node) {
+        cuda::Handle graph = nullptr;
+        if (driver_.child_graph(node.handle, &graph) != cuda::kSuccess) {
+            return;
+        }
+        for (Node& inner : read(graph)) {
+            node.sides.insert(node.sides.end(), inner.sides.begin(), inner.sides.end());
+            node.events.insert(node.events.end(), inner.events.begin(), inner.events.end());
+            node.with_host = node.with_host || inner.with_host;
         }
     }
     template <typename Params>

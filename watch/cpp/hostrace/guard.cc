@@ -13,6 +13,13 @@ Span shared(Span one, Span other) {
 
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
+Grade grade_of(const Use& use) {
+    if (use.finished()) {
+        return use.seen != nullptr && !use.perhaps_observed() ? Grade::unordered : Grade::possible;
+    }
+    return use.certain ? Grade::race : Grade::possible;
+}
+
 }  // namespace
 
 std::uintptr_t Shape::first_in(std::uintptr_t from, std::uintptr_t to) const {
@@ -148,6 +155,7 @@ bool Guard::add(Use use) {
     }
     if (uses_.load(std::memory_order_relaxed) == kUsesMax) {
         retire_locked();
+        let_go_oldest();
     }
     const std::size_t at = uses_.load(std::memory_order_relaxed);
     if (at == kUsesMax) {
@@ -176,7 +184,8 @@ bool Guard::add(Use use) {
     if (!alone && !bare) {  // the same buffer again: the new use has taken the pages over as they were
         take_out([&](const Span& each, const Use& old) {
             const bool covered = span.begin <= each.begin && each.end <= span.end;
-            return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
+            return covered && old.id != use.id && needed(old) <= needed(use) && old.finished() &&
+                   (old.observed() || (old.seen == use.seen && use.shape.holds(old.shape)));
         });
     }
     count(counts_.guarded);
@@ -210,22 +219,33 @@ Guard::Met Guard::meet(std::uintptr_t begin, std::uintptr_t end, Access access, 
         return each.meets(span) || touched.meets({use.shape.begin, use.shape.end()});
     };
     Met met;
-    met.ended = remove([&](const Span& each, const Use& use) { return here(each, use) && use.finished(); }) != 0;
-    if (met.ended) {
-        count(counts_.faults_stale);
-    }
+    const auto inside = [&](const Use& use) {
+        return use.forbids(access) && use.shape.first_in(begin, end) < std::min(end, use.shape.end());
+    };
+    const std::size_t ended =
+        remove([&](const Span& each, const Use& use) { return here(each, use) && use.finished() && use.observed(); });
+    const std::size_t unbegun = remove(
+        [&](const Span& each, const Use& use) { return here(each, use) && !use.begins.passed() && inside(use); });
+    const std::size_t in_the_way = remove([&](const Span& each, Use& use) {
+        return here(each, use) && use.finished() && use.forbids(access) && !inside(use) &&
+               ++use.neighbours > kNeighboursMax;
+    });
+    met.ended = ended + unbegun + in_the_way != 0;
+    count(counts_.faults_stale, ended != 0 ? 1 : 0);
+    count(counts_.unbegun, unbegun);
+    count(counts_.let_go, in_the_way);
     for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
         const Use& use = list_[at];
         if (!here(spans_[at], use) || !use.forbids(access)) {
             continue;
         }
         met.neighbour = true;
-        const std::uintptr_t first = use.shape.first_in(begin, end);
-        if (first < std::min(end, use.shape.end())) {
+        const Grade grade = grade_of(use);
+        if (inside(use) && (verdict.answer != Answer::race || grade < verdict.grade)) {
             verdict.answer = Answer::race;
-            verdict.at = first;
+            verdict.grade = grade;
+            verdict.at = use.shape.first_in(begin, end);
             verdict.use = use;
-            break;
         }
     }
     if (verdict.answer == Answer::race && !hold_) {
@@ -331,8 +351,10 @@ Verdict Guard::give_back(std::uintptr_t begin, std::size_t bytes) {
         if (use.shape.end() <= begin || begin + bytes <= use.shape.begin) {
             return false;
         }
-        if (verdict.answer != Answer::race && !use.finished()) {
+        // Who frees memory waits for the device.
+        if (verdict.answer != Answer::race && !use.finished() && use.begins.passed()) {
             verdict.answer = Answer::race;
+            verdict.grade = grade_of(use);
             verdict.use = use;
             verdict.at = std::max(begin, use.shape.begin);
         }
@@ -342,7 +364,21 @@ Verdict Guard::give_back(std::uintptr_t begin, std::size_t bytes) {
 }
 
 void Guard::retire_locked() {
-    remove([](const Span&, const Use& use) { return use.finished(); });
+    remove([](const Span&, const Use& use) { return use.finished() && use.observed(); });
+}
+
+// A program that never waits fills the books with uses that have ended. Some go at a time: looking for them takes long.
+void Guard::let_go_oldest() {
+    constexpr std::uint64_t kAtOnce = kUsesMax / 16;
+    if (uses_.load(std::memory_order_relaxed) < kUsesMax) {
+        return;
+    }
+    std::uint64_t oldest = next_id_;
+    for (const Use& use : list_) {
+        oldest = use.finished() ? std::min(oldest, use.id) : oldest;
+    }
+    count(counts_.let_go,
+          remove([&](const Span&, const Use& use) { return use.id < oldest + kAtOnce && use.finished(); }));
 }
 
 void Guard::retire() {

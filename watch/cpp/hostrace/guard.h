@@ -36,12 +36,16 @@ enum class Answer : std::uint8_t {
     foreign,  // nothing of ours is there
     nothing,  // something of ours was there a moment ago: try again
     opened,   // what stood in the way has ended
-    race,     // `use` is in flight, and the touch is inside it
+    race,     // `use` is in flight, or nobody observed that it is over, and the touch is inside it
     step,     // the touch may go on beside what is in flight: `opening` must be closed behind it
 };
 
+// How sure a race is: the use was not over; it was, but nobody could know; or there may be an order that is not known.
+enum class Grade : std::uint8_t { race, unordered, possible };
+
 struct Verdict {
     Answer answer = Answer::foreign;
+    Grade grade = Grade::race;
     std::uintptr_t at = 0;  // the first byte that was raced for
     Use use;
     Opening opening;
@@ -51,6 +55,8 @@ class Guard {
   public:
     static constexpr std::size_t kUsesMax = 4096;
     static constexpr std::size_t kOpeningsMax = 128;
+    // Beside a use that has ended: each costs two signals.
+    static constexpr std::uint32_t kNeighboursMax = 64;
     static constexpr std::uintptr_t kPage = kPageSize;
     static constexpr Span kEverything{0, ~std::uintptr_t{0}};
 
@@ -70,7 +76,7 @@ class Guard {
     void release(std::uint64_t id);
     // Memory goes back to its owner: the first use in flight there, if any. All of them are forgotten.
     Verdict give_back(std::uintptr_t begin, std::size_t bytes);
-    // Give back the pages of everything that has ended.
+    // Give back the pages of everything that has ended, and of which that was observed.
     void retire();
     void forget_context(const void* context);
     // Give everything back for good, and take nothing any more: in a process that ends, while its threads run on; and in
@@ -109,6 +115,7 @@ class Guard {
     Opening open_all_locked();
     void apply_uses();
     void retire_locked();
+    void let_go_oldest();
 
     OwnedLock lock_;
     Counts& counts_;

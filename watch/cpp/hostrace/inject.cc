@@ -76,6 +76,11 @@ void at_end() {
     }
 }
 
+bool asked_for(const char* variable) {
+    const char* value = getenv(variable);
+    return value != nullptr && strcmp(value, "1") == 0;
+}
+
 bool debugged() {
     std::array<char, 4096> status{};
     const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
@@ -147,7 +152,8 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     }
     const char* hold_ms = getenv("HOSTRACE_HOLD_MS");
     const std::uint64_t hold_ns = hold_ms == nullptr ? 0 : strtoull(hold_ms, nullptr, 10) * 1'000'000U;
-    static auto* const watch = new Watcher(folder, hold_ns, pages);
+    const bool by_order = !asked_for("HOSTRACE_ONLY_OBSERVED");
+    static auto* const watch = new Watcher(folder, hold_ns, by_order, asked_for("HOSTRACE_GATES"), pages);
     if (!watch->report.open_for_writing()) {
         fprintf(stderr, "hostrace: no report can be written to %s; nothing is watched\n", folder);
         return 1;

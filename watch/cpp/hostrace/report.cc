@@ -13,6 +13,7 @@ namespace hostrace {
 namespace {
 
 constexpr std::array kKinds{"copy", "memset", "kernel", "copy of a graph", "memset of a graph", "kernel of a graph"};
+constexpr std::array kGrades{"race", "unordered", "possible"};
 constexpr std::array kAccesses{"read", "write", "free"};
 
 int open_in(const char* folder, const char* suffix, int flags) {
@@ -42,9 +43,10 @@ Report::Report(const char* folder, Counts& counts, const Stacks& stacks)
 Pair Report::say(const Race& race) {
     const Use& use = race.verdict.use;
     const std::uint64_t touched = stacks_.place_here(race.instruction == nullptr ? race.how : race.instruction);
-    const std::uint64_t place = ((touched * 31 + use.stack) * 31 + static_cast<std::uint64_t>(use.kind) * 4 +
-                                 static_cast<std::uint64_t>(race.access)) |
-                                1;
+    const std::uint64_t place =
+        ((touched * 31 + use.stack) * 31 + static_cast<std::uint64_t>(use.kind) * 16 +
+         static_cast<std::uint64_t>(race.verdict.grade) * 4 + static_cast<std::uint64_t>(race.access)) |
+        1;
     if (!lock_.lock_unless_mine()) {
         return kPairsMax - 1;
     }
@@ -75,7 +77,7 @@ void Report::write_race(Pair pair, const Race& race) {
     Text text(buffer_.data(), buffer_.size());
     text << "{";
     text.name("number") << pair;
-    text.name("certain") << (use.certain ? "true" : "false");
+    text.name("grade").quoted(kGrades[static_cast<std::size_t>(race.verdict.grade)]);
     text.name("touch").quoted(kAccesses[static_cast<std::size_t>(race.access)]);
     text.name("how").quoted(race.how == nullptr ? "" : race.how);
     text.name("use").quoted(kKinds[static_cast<std::size_t>(use.kind)]);

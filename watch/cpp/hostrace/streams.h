@@ -11,6 +11,7 @@
 
 #include "hostrace/driver.h"
 #include "hostrace/owned_lock.h"
+#include "hostrace/use.h"
 
 namespace hostrace {
 
@@ -19,11 +20,6 @@ struct StreamKey {
     cuda::Handle stream = nullptr;
     int thread = 0;  // of streams that each thread has for itself
     bool operator==(const StreamKey&) const = default;
-};
-
-struct Mark {
-    const volatile std::uint32_t* flag = nullptr;  // null where the stream took none
-    std::uint32_t sequence = 0;
 };
 
 class Streams {

@@ -1,6 +1,7 @@
 // One asynchronous use of pinned host memory by the device.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -38,6 +39,9 @@ struct Shape {
 
     std::uintptr_t end() const { return begin + (slices - 1) * slice_pitch + (rows - 1) * pitch + width; }
     bool empty() const { return width == 0 || rows == 0 || slices == 0; }
+    bool holds(const Shape& other) const {
+        return rows == 1 && slices == 1 && begin <= other.begin && other.end() <= end();
+    }
     // The first byte in [from, to) that belongs to it, or `to`.
     std::uintptr_t first_in(std::uintptr_t from, std::uintptr_t to) const;
 };
@@ -56,12 +60,31 @@ struct Side {
     bool forbids(Access access) const { return device_writes || access != Access::read; }
 };
 
+// A number that a stream writes into a word of its own behind what was enqueued before. It only grows, and wraps.
+struct Mark {
+    const volatile std::uint32_t* flag = nullptr;  // null where the stream took none
+    std::uint32_t sequence = 0;
+
+    bool passed() const {
+        return flag == nullptr || static_cast<std::int32_t>(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - sequence) >= 0;
+    }
+};
+
+// Up to which of a stream's uses the program has observed that they are over, and perhaps has by means not known here.
+struct Seen {
+    std::atomic<std::uint64_t> by_host{0}, perhaps{0};
+};
+
 struct Use : Side {
     // Pages outside of it hold memory of others, too, and are not protected for this use.
     Span whole{0, ~std::uintptr_t{0}};
-    // The stream writes `sequence` into `flag` behind the use. It only grows, and wraps.
-    const volatile std::uint32_t* flag = nullptr;
-    std::uint32_t sequence = 0;
+    Mark ends;
+    // The device waits for the host until then: whoever touches before that is ordered before the use.
+    Mark begins;
+    // Null where the end itself is enough.
+    const Seen* seen = nullptr;
+    std::uint64_t order = 0;
+    std::uint32_t neighbours = 0;  // touches beside it since it ended
     std::uint32_t stack = 0;
     int thread = 0;
     const void* context = nullptr;
@@ -69,7 +92,12 @@ struct Use : Side {
     std::uint64_t since_ns = 0;
     std::uint64_t id = 0;
 
-    bool finished() const { return static_cast<std::int32_t>(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - sequence) >= 0; }
+    bool finished() const { return ends.passed(); }
+    // Once it has ended. What a kernel does with its memory is not known, so its end is enough.
+    bool observed() const {
+        return seen == nullptr || !certain || order <= seen->by_host.load(std::memory_order_acquire);
+    }
+    bool perhaps_observed() const { return order <= seen->perhaps.load(std::memory_order_relaxed); }
 };
 
 }  // namespace hostrace

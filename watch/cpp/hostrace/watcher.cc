@@ -45,8 +45,10 @@ std::uint64_t now_ns() {
 Watcher* watcher() { return the_watcher.load(std::memory_order_acquire); }
 void set_watcher(Watcher* started) { the_watcher.store(started, std::memory_order_release); }
 
-Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages)
+Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, bool order, bool gates, Pages& pages)
     : hold_ns(hold_limit_ns),
+      by_order(order),
+      gates_are_busy(gates),
       counts(counts_in(folder)),
       guard(pages, counts, hold_ns != 0),
       report(folder, counts, stacks) {}

@@ -13,9 +13,13 @@ namespace hostrace {
 
 struct Watcher {
     // Reports go to the folder. A thread that races is held for so long at most; 0 is not at all.
-    Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages);
+    // With `order`, what has ended stays guarded until the program has observed that.
+    Watcher(const char* folder, std::uint64_t hold_limit_ns, bool order, bool gates, Pages& pages);
 
     const std::uint64_t hold_ns;
+    const bool by_order;
+    // A stream that waits for a value is busy, and no more than that.
+    const bool gates_are_busy;
     Counts& counts;
     Ranges ranges;
     Guard guard;

@@ -146,7 +146,7 @@ class CallsTest : public testing::Test {
     }
 
     FakePages pages_;
-    std::unique_ptr<Watcher> watch_ = std::make_unique<Watcher>(nullptr, 1, pages_);
+    std::unique_ptr<Watcher> watch_ = std::make_unique<Watcher>(nullptr, 1, true, false, pages_);
     Driver driver_ = FakeDriver::made();
     std::unique_ptr<Calls> calls_ = std::make_unique<Calls>(*watch_, driver_);
     char context_ = 0;

@@ -14,6 +14,12 @@ namespace {
 // cuda.h gives the older names to the newer calls; we mean what we write.
 #undef cuMemcpyBatchAsync
 #undef cuMemcpy3DBatchAsync
+#undef cuStreamWaitValue32
+#undef cuStreamWaitValue64
+#undef cuStreamWriteValue32
+#undef cuStreamWriteValue64
+#undef cuStreamBatchMemOp
+#undef cuEventElapsedTime
 #define CALL(name, number, when, handler, per_thread) \
     static_assert(CUPTI_DRIVER_TRACE_CBID_##name == (number), #name " has another number");
 #include "hostrace/calls.def"
@@ -72,6 +78,31 @@ TAKES(host_register, 1, cuMemHostRegister_v2, bytesize);
 TAKES(host_register, 2, cuMemHostRegister_v2, Flags);
 TAKES(host_free, 0, cuMemFreeHost, p);
 TAKES(host_unregister, 0, cuMemHostUnregister, p);
+TAKES(waited_for_stream, 0, cuStreamQuery, hStream);
+TAKES(waited_for_event, 0, cuEventQuery, hEvent);
+TAKES(waited_for_events, 2, cuEventElapsedTime_v2, hEnd);
+TAKES(waited_for_given_context, 0, cuCtxSynchronize_v2, ctx);
+TAKES(event_record, 1, cuEventRecord, hStream);
+TAKES(event_record, 1, cuEventRecordWithFlags, hStream);
+TAKES(stream_wait, 1, cuStreamWaitEvent, hEvent);
+TAKES(event_unknown, 0, cuEventDestroy_v2, hEvent);
+TAKES(host_function, 0, cuLaunchHostFunc, hStream);
+TAKES(host_function, 0, cuStreamAddCallback, hStream);
+TAKES(waits_for_value, 0, cuStreamWaitValue32_v2, stream);
+TAKES(writes_value, 0, cuStreamWriteValue32_v2, stream);
+TAKES(waits_and_writes, 0, cuStreamBatchMemOp_v2, stream);
+TAKES(waits_for_semaphore, 3, cuWaitExternalSemaphoresAsync, stream);
+TAKES(enable_node, 2, cuGraphNodeSetEnabled, isEnabled);
+SAME(cuda::LaunchConfig, attributes, CUlaunchConfig, attrs);
+SAME(cuda::LaunchAttribute, event, CUlaunchAttribute, value.programmaticEvent.event);
+static_assert(sizeof(cuda::LaunchAttribute) == sizeof(CUlaunchAttribute));
+static_assert(cuda::kLaunchRecords == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT);
+static_assert(cuda::kLaunchCompletionRecords == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT);
+static_assert(cuda::kMemoryTypeOf == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+static_assert(cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(int{cuda::kNodeHost} == int{CU_GRAPH_NODE_TYPE_HOST});
+static_assert(int{cuda::kNodeRecordEvent} == int{CU_GRAPH_NODE_TYPE_EVENT_RECORD});
+static_assert(int{cuda::kNodeMemOps} == int{CU_GRAPH_NODE_TYPE_BATCH_MEM_OP});
 TAKES(stream_destroy, 0, cuStreamDestroy_v2, hStream);
 TAKES(context_destroy, 0, cuCtxDestroy_v2, ctx);
 TAKES(copy, 1, cuMemcpyHtoDAsync_v2, srcHost);

@@ -60,8 +60,7 @@ class GuardTest : public testing::Test {
         made.shape.begin = begin;
         made.shape.width = bytes;
         made.device_writes = device_writes;
-        made.flag = &flag_;
-        made.sequence = ++sequence_;
+        made.ends = {&flag_, ++sequence_};
         return made;
     }
     void finish(std::uint32_t sequence) { __atomic_store_n(&flag_, sequence, __ATOMIC_RELEASE); }

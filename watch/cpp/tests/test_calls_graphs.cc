@@ -6,7 +6,7 @@
 namespace hostrace {
 namespace {
 
-constexpr int kKernel = 0, kCopy = 1, kMemset = 2, kHostCall = 3, kChild = 4;
+constexpr int kKernel = 0, kCopy = 1, kMemset = 2, kEmpty = 5, kHostCall = 3, kChild = 4;
 
 Words<25> upload(std::uintptr_t from) {
     return {0, 0, 0, 0, 1, from, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, kDevice, 0, 0, 0, 0, 300, 1, 1};
@@ -43,7 +43,7 @@ class GraphsTest : public CallsTest {
 
 TEST_F(GraphsTest, NodesAreInUseFromEachLaunch) {
     const Words<25> copy = upload(kHost);
-    Graph graph{node(kCopy, copy), {kHostCall}};
+    Graph graph{node(kCopy, copy), {kEmpty}};
     for (const std::uint32_t number : {513, 578, 643, 656, 657}) {
         instantiate(graph, number);
         expect_no_use();
@@ -55,6 +55,28 @@ TEST_F(GraphsTest, NodesAreInUseFromEachLaunch) {
         launch();
         expect_no_use();
     }
+}
+
+TEST_F(GraphsTest, WhereTheHostTakesPartItOrdersTheNodes) {
+    const Words<25> copy = upload(kHost);
+    Graph graph{node(kCopy, copy), {kHostCall}}, parent{{kChild, &graph}};
+    for (Graph* each : {&graph, &parent}) {
+        instantiate(*each);
+        launch();
+        expect_no_use();
+    }
+    EXPECT_EQ(watch_->counts.own_order.load(), 2U);
+}
+
+TEST_F(GraphsTest, ANodeThatIsDisabledUsesNothing) {
+    const Words<25> copy = upload(kHost);
+    Graph graph{node(kCopy, copy)};
+    instantiate(graph);
+    told(650, executable_, graph.data(), 0U);
+    launch();
+    expect_no_use();
+    told(650, executable_, graph.data(), 1U);
+    expect_launched(kHost, 300, false, Kind::graph_copy);
 }
 
 TEST_F(GraphsTest, EveryKindOfNode) {
@@ -93,7 +115,7 @@ TEST_F(GraphsTest, ANodeTakesNewParameters) {
     const Words<9> run = kernel(pinned);
     Graph child{node(kCopy, copy)}, another{node(kMemset, elsewhere)};
     Graph graph{node(kCopy, copy), node(kMemset, zeros), node(kKernel, run), {kChild, &child}};
-    const Graph empty(4, Node{kHostCall});
+    const Graph empty(4, Node{kEmpty});
     const Words<9> run_next = kernel(next);
     // Only the node that was set still uses anything.
     const auto expect_set = [&](std::size_t index, auto set, std::size_t bytes, bool device_writes, Kind kind) {
@@ -121,7 +143,7 @@ TEST_F(GraphsTest, ANodeTakesNewParameters) {
     expect_set(2, any(kKernel, run_next, 0), kBytes, true, Kind::graph_kernel);
     expect_set(3, any(kChild, Words<1>{reinterpret_cast<Word>(&another)}, 0), 1044, true, Kind::graph_memset);
     expect_set(
-        0, [&](Node* at) { any(kHostCall, other, 0)(at), told(562, executable_, at, &other); }, 300, false,
+        0, [&](Node* at) { any(kEmpty, other, 0)(at), told(562, executable_, at, &other); }, 300, false,
         Kind::graph_copy);
 }
 

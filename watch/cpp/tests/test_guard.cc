@@ -176,10 +176,10 @@ TEST_F(GuardTest, ThePageKeepsTheStrongestOfWhatIsInFlight) {
     ASSERT_TRUE(guard_->add(reads));
     ASSERT_TRUE(guard_->add(writes));
     EXPECT_EQ(pages_.of(kBase), Protection::closed);
-    finish(reads.sequence);
+    finish(reads.ends.sequence);
     guard_->retire();
     EXPECT_EQ(pages_.of(kBase), Protection::closed);
-    finish(writes.sequence);
+    finish(writes.ends.sequence);
     guard_->retire();
     EXPECT_EQ(pages_.of(kBase), Protection::open);
 }
@@ -210,7 +210,7 @@ TEST_F(GuardTest, WhatIsStillInFlightAmongThemStaysProtected) {
     ASSERT_TRUE(guard_->add(first));
     ASSERT_TRUE(guard_->add(use(kBase + kPage, 64, false)));
     ASSERT_TRUE(guard_->add(use(kBase + 2 * kPage, 64, true)));
-    finish(first.sequence);
+    finish(first.ends.sequence);
     guard_->retire();
     EXPECT_EQ(pages_.of(kBase), Protection::open);
     EXPECT_EQ(pages_.of(kBase + kPage), Protection::read_only);

@@ -45,7 +45,7 @@ TEST_F(GuardTest, HoldsForEveryOrderOfEvents) {
             }
             case 2:
                 if (!in_flight.empty()) {
-                    finish(in_flight.front().sequence);
+                    finish(in_flight.front().ends.sequence);
                     in_flight.pop_front();
                 }
                 break;
@@ -66,7 +66,8 @@ TEST_F(GuardTest, HoldsForEveryOrderOfEvents) {
                 });
                 ASSERT_EQ(verdict.answer == Answer::race, raced != in_flight.end());
                 if (verdict.answer == Answer::race) {
-                    std::erase_if(in_flight, [&](const Use& each) { return each.sequence == verdict.use.sequence; });
+                    std::erase_if(in_flight,
+                                  [&](const Use& each) { return each.ends.sequence == verdict.use.ends.sequence; });
                 } else if (verdict.answer == Answer::step) {
                     openings.push_back(verdict.opening);
                 }
@@ -97,8 +98,7 @@ TEST(GuardThreads, EverythingIsOpenWhenAllHasEnded) {
                 made.shape.begin = kBase + random() % (8 * kPage);
                 made.shape.width = 1 + random() % kPage;
                 made.device_writes = random() % 2 == 0;
-                made.flag = &flags[number];
-                made.sequence = sequence;
+                made.ends = {&flags[number], sequence};
                 static_cast<void>(guard->add(made));
                 const Verdict verdict = guard->touch(kBase + random() % (8 * kPage), 1, Access::write);
                 if (verdict.answer == Answer::step) {

@@ -44,6 +44,8 @@ def a_number(_ctx: click.Context, _param: click.Parameter, value: float) -> floa
     show_default=True,
     help="Seconds after which such a thread goes on.",
 )
+@click.option("--only-observed", is_flag=True, help="Report only what the device had not finished at the touch.")
+@click.option("--gates", is_flag=True, help="Take a stream that waits for a value for a busy one, as a test's gate is.")
 @click.option("--strict", is_flag=True, help="Exit with 1 after possible races, too.")
 @click.option(
     "--suppress",
@@ -59,6 +61,8 @@ def watch(
     ctx: click.Context,
     hold: bool,
     hold_limit: float,
+    only_observed: bool,
+    gates: bool,
     strict: bool,
     suppress: Path | None,
     json_file: Path | None,
@@ -74,8 +78,10 @@ def watch(
         if file is not None and not file.parent.is_dir():
             raise HostraceError(f"{option} is '{file}': there is no folder {file.parent}")
     suppressions = load(suppress) if suppress is not None else []
+    asked = {launch.ENV_ONLY_OBSERVED: only_observed, launch.ENV_GATES: gates}
+    settings = [name for name, on in asked.items() if on]
     try:
-        folder, environ = launch.prepared(round(hold_limit * 1000) if hold else None)
+        folder, environ = launch.prepared(round(hold_limit * 1000) if hold else None, settings)
         try:
             status = launch.run(command, environ)
             report = Report.of(list(command), status, hold, read(folder), suppressions)

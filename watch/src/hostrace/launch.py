@@ -17,6 +17,8 @@ from hostrace.races import read
 LIBRARY = "libhostrace.so"
 ENV_FOLDER = "HOSTRACE_DIR"
 ENV_HOLD_MS = "HOSTRACE_HOLD_MS"
+ENV_ONLY_OBSERVED = "HOSTRACE_ONLY_OBSERVED"
+ENV_GATES = "HOSTRACE_GATES"
 ENV_CUPTI = "HOSTRACE_CUPTI"
 ENV_INJECTION = "CUDA_INJECTION64_PATH"
 ENV_PRELOAD = "LD_PRELOAD"
@@ -47,12 +49,14 @@ def library() -> Path:
     raise HostraceError(f"{LIBRARY} is not installed; it is built for x86-64 Linux alone")
 
 
-def prepared(hold_ms: int | None) -> tuple[Path, dict[str, str]]:
-    """A folder for the reports, which the caller has to remove, and an environment in which programs are watched."""
+def prepared(hold_ms: int | None, settings: Sequence[str] = ()) -> tuple[Path, dict[str, str]]:
+    """A folder for the reports, which the caller has to remove, and an environment in which programs are watched.
+
+    Each of `settings` is a variable that turns something on."""
     folder = Path(tempfile.mkdtemp(prefix="hostrace-"))
     try:
         inherited = dict(os.environ)
-        environ = {**inherited, **variables(inherited, folder, hold_ms)}
+        environ = {**inherited, **variables(inherited, folder, hold_ms), **dict.fromkeys(settings, "1")}
         probe(environ, folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

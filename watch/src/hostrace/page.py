@@ -15,14 +15,16 @@ TOP, LANE, GAP = 20, 30, 12
 
 
 def page(report: Report) -> str:
+    failing = report.races + report.unordered
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
+    sections += [section(race, number, "unordered") for number, race in enumerate(report.unordered, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
     held = ", threads that raced were held" if report.held else ""
     return Template(text_of("page.html")).substitute(
         style=text_of("page.css"),
         headline=escape(headline(report)),
         command=escape(join(report.command)),
-        verdict="failed" if report.races else "proven" if report.numbers["guarded"] else "doubtful",
+        verdict="failed" if failing else "proven" if report.numbers["guarded"] else "doubtful",
         summary=escape(f"{summary(report)}. The command ended with {report.status}{held}."),
         sections="\n".join(sections),
         notes="".join(f"<p>{escape(note)}</p>" for note in report.notes),
@@ -35,17 +37,17 @@ def text_of(name: str) -> str:
 
 def headline(report: Report) -> str:
     uses = report.numbers["guarded"]
-    if not report.races and not uses:
+    places = len(report.races) + len(report.unordered)
+    if not places and not uses:
         return "Nothing was watched: the command made no asynchronous use of pinned memory."
-    if not report.races:
+    if not places:
         return f"No race was seen in {number_of(uses, 'use')} of pinned memory."
-    if len(report.races) == 1:
-        return "In one place the host touches what the device still uses."
-    return f"In {len(report.races)} places the host touches what the device still uses."
+    what = "what the device still uses" if report.races else "what the device may still use"
+    return f"In {'one place' if places == 1 else f'{places} places'} the host touches {what}."
 
 
 def section(race: Race, number: int, kind: str) -> str:
-    tag = "wrong" if kind == "race" else "doubt"
+    tag = "doubt" if kind == "possible" else "wrong"
     times = f"{number_of(race.times, 'time')} in {number_of(len(race.pids), 'process', 'processes')}"
     return "\n".join(
         (
@@ -68,11 +70,12 @@ def timeline(race: Race) -> str:
     height = TOP + (1 + len(threads)) * (LANE + GAP) + 26
     begin, end = LABELS, LABELS + SPAN
     stream_top = TOP
+    state = "that nothing waited for" if race.grade == "unordered" else "not finished"
     parts = [
         f'<svg class="timeline" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title(race))}">',
         lane(f"stream {race.stream:#x}", stream_top),
         f'<rect class="bar pending" x="{begin}" y="{stream_top}" width="{SPAN + RIGHT}" height="{LANE}"/>',
-        f'<text class="on-bar pending" x="{begin + 10}" y="{stream_top + 20}">{escape(race.use)} not finished</text>',
+        f'<text class="on-bar pending" x="{begin + 10}" y="{stream_top + 20}">{escape(race.use)} {state}</text>',
     ]
     for row, thread in enumerate(threads, 1):
         top = TOP + row * (LANE + GAP)

@@ -70,7 +70,7 @@ class Watching:
         from hostrace import races, suppressions  # noqa: PLC0415
 
         kept, _ = suppressions.split(races.merged(races.read(self.folder)), self.known)
-        return {race.key: race for race in kept if race.certain}
+        return {race.key: race for race in kept if race.grade != "possible"}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -80,5 +80,9 @@ class Watching:
         yield
         new = [race for key, race in self.seen().items() if race.times > before.get(key, 0)]
         if new:
-            text = [line for number, race in enumerate(new, 1) for line in race_lines(f"RACE {number}", race)]
+            text = [
+                line
+                for number, race in enumerate(new, 1)
+                for line in race_lines(f"{race.grade.upper()} {number}", race)
+            ]
             pytest.fail("\n".join(text), pytrace=False)

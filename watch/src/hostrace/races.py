@@ -19,6 +19,9 @@ NUMBERS = (
     "trimmed",
     "pairs_lost",
     "gave_up",
+    "let_go",
+    "unbegun",
+    "own_order",
     "shared_pages",
 )
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
@@ -49,9 +52,12 @@ class Stack:
         return self.python or self.native
 
 
+GRADES = ("race", "unordered", "possible")  # the surest first
+
+
 @dataclass
 class Race:
-    certain: bool
+    grade: str
     touch: str  # read, write, free
     how: str  # the call that touched, empty for an instruction
     use: str  # copy, kernel, ...
@@ -74,7 +80,7 @@ class Race:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.certain, self.touch, self.how, self.use, self.device, self.use_stack.frames, self.touch_stack.frames
+        return self.grade, self.touch, self.how, self.use, self.device, self.use_stack.frames, self.touch_stack.frames
 
 
 @dataclass
@@ -96,7 +102,7 @@ def read(folder: Path) -> list[Watched]:
 
 
 def merged(processes: Iterable[Watched]) -> list[Race]:
-    """Each race once, those of several processes together, the certain ones first."""
+    """Each race once, those of several processes together, the surest first."""
     found: dict[tuple[object, ...], Race] = {}
     for process in processes:
         for race in process.races:
@@ -104,7 +110,7 @@ def merged(processes: Iterable[Watched]) -> list[Race]:
             if same is not race:
                 same.times += race.times
                 same.pids += [pid for pid in race.pids if pid not in same.pids]
-    return sorted(found.values(), key=lambda race: (not race.certain, -race.times))
+    return sorted(found.values(), key=lambda race: (GRADES.index(race.grade), -race.times))
 
 
 def _process(path: Path) -> Watched:

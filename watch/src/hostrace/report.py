@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hostrace.races import NUMBERS, Race, Stack, Watched, merged
+from hostrace.races import GRADES, NUMBERS, Race, Stack, Watched, merged
 from hostrace.suppressions import Suppression, split
 
 VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
@@ -15,6 +15,9 @@ UNSEEN = {
         "use",
         "could be watched in part only: registered memory shares pages with other memory, which are never protected",
     ),
+    "let_go": ("use", "had ended, and was let go before the program had observed that: too many, or in the way"),
+    "unbegun": ("use", "was touched while the device waited for the host before it: it is no longer watched"),
+    "own_order": ("launch", "of a graph in which the host takes part: copies in it are not watched"),
     "trimmed": ("kernel", "got more pinned memory than is watched of it (64 MiB from the address on)"),
     "pairs_lost": ("race", "found no room in the list"),
     "gave_up": ("time", "a held thread went on because the device did not finish in time"),
@@ -27,6 +30,7 @@ class Report:
     status: int
     held: bool
     races: list[Race]
+    unordered: list[Race]
     possible: list[Race]
     suppressed: list[Race]
     notes: list[str]
@@ -39,14 +43,14 @@ class Report:
         cls, command: list[str], status: int, held: bool, processes: list[Watched], suppressions: list[Suppression]
     ) -> "Report":
         kept, suppressed = split(merged(processes), suppressions)
-        races, possible = ([race for race in kept if race.certain is certain] for certain in (True, False))
+        races, unordered, possible = ([race for race in kept if race.grade == grade] for grade in GRADES)
         notes = [note for process in processes for note in process.notes if note != "watching"]
         numbers = {name: sum(process.numbers[name] for process in processes) for name in NUMBERS}
         notes += [f"{number_of(numbers[name], noun)} {rest}" for name, (noun, rest) in UNSEEN.items() if numbers[name]]
         unique = list(dict.fromkeys(notes))
         refused = sum(process.refused is not None for process in processes)
         watched = len(processes) - refused
-        return cls(command, status, held, races, possible, suppressed, unique, numbers, watched, refused)
+        return cls(command, status, held, races, unordered, possible, suppressed, unique, numbers, watched, refused)
 
     @property
     def blind(self) -> bool:
@@ -54,7 +58,7 @@ class Report:
         return self.refused > 0 and self.processes == 0
 
     def failed(self, strict: bool) -> bool:
-        return bool(self.races) or (strict and bool(self.possible))
+        return bool(self.races or self.unordered) or (strict and bool(self.possible))
 
 
 def number_of(count: int, singular: str, plural: str = "") -> str:
@@ -66,8 +70,10 @@ def title(race: Race) -> str:
     """The race in one sentence."""
     doing = "reads" if race.device == "reads" else "writes"
     touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
-    if race.certain:
+    if race.grade == "race":
         return f"The host {touched} while a {race.use} still {doing} it"
+    if race.grade == "unordered":
+        return f"The host {touched}, and nothing had waited for a {race.use} that {doing} it"
     return f"The host {touched} while a {race.use} may still use it"
 
 
@@ -76,13 +82,17 @@ def where(race: Race) -> str:
     shape = f"{race.bytes:,} bytes"
     if race.rows > 1:
         shape += f" ({race.rows:,} rows of {race.width:,})"
-    return (
-        f"byte {race.at:,} of {shape} at {race.begin:#x}, in use for {race.age_us:,.0f} us on stream {race.stream:#x}"
-    )
+    age = f"{race.age_us:,.0f} us"
+    since = f"enqueued {age} before" if race.grade == "unordered" else f"in use for {age}"
+    return f"byte {race.at:,} of {shape} at {race.begin:#x}, {since} on stream {race.stream:#x}"
 
 
 def lines(report: Report) -> Iterator[str]:
-    for races, heading in ((report.races, "RACE"), (report.possible, "POSSIBLE")):
+    for races, heading in (
+        (report.races, "RACE"),
+        (report.unordered, "UNORDERED"),
+        (report.possible, "POSSIBLE"),
+    ):
         for number, race in enumerate(races, 1):
             yield from race_lines(f"{heading} {number}", race)
     for note in report.notes:
@@ -103,9 +113,8 @@ def race_lines(heading: str, race: Race) -> Iterator[str]:
 def summary(report: Report) -> str:
     races, uses = number_of(len(report.races), "race"), number_of(report.numbers["guarded"], "use")
     processes = number_of(report.processes, "process", "processes")
-    text = (
-        f"{races}, {len(report.possible)} possible, {len(report.suppressed)} suppressed; {uses} watched in {processes}"
-    )
+    graded = f"{races}, {len(report.unordered)} unordered, {len(report.possible)} possible"
+    text = f"{graded}, {len(report.suppressed)} suppressed; {uses} watched in {processes}"
     if not report.numbers["guarded"]:
         text += ": no use of pinned memory was seen, so this says nothing about races"
     if not report.processes and not report.refused:
@@ -116,7 +125,7 @@ def summary(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    return {"format": 1, **asdict(report)}
+    return {"format": 2, **asdict(report)}
 
 
 def _started(stack: Stack) -> str:

@@ -1,0 +1,142 @@
+"""Races on a device that is idle: `python -m watch.gpu.idle RESULTS.csv`; with the name of a program, that one alone.
+
+A row is a program with so many rounds. The racy ones touch right behind the call, when a small copy may be over
+already: hostrace has to report each round. The clean ones wait as their names say, and have to be silent.
+"""
+
+import argparse
+import ctypes as c
+import sys
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from watch.gpu.driver import Driver, Handle, Size
+from watch.gpu.rows import Run, occurrences
+from watch.gpu.table import table
+
+ROUNDS = 300
+CAUGHT_AT_LEAST = 299
+SIZES = (4, 4096, 1 << 16, 1 << 18, 1 << 20)
+WAITED_SIZE = 1 << 15
+
+
+@dataclass
+class Row:
+    program: str
+    racy: bool
+    rounds: int
+    wrong_plain: int
+    wrong_watched: int
+    races: int
+    unordered: int
+    possible: int
+    status: int
+    ok: bool
+
+
+def new_event(cuda: Driver) -> Handle:
+    event = Handle()
+    cuda("cuEventCreate", c.byref(event), 2)
+    return event
+
+
+def by_nothing(_cuda: Driver, _other: Handle) -> None:
+    return
+
+
+def by_event_of_the_wrong_stream(cuda: Driver, other: Handle) -> None:
+    event = new_event(cuda)
+    cuda("cuEventRecord", event, other)
+    cuda("cuEventSynchronize", event)
+    cuda("cuEventDestroy_v2", event)
+
+
+def by_event(cuda: Driver, _other: Handle) -> None:
+    by_event_of_the_wrong_stream(cuda, cuda.stream)
+
+
+def by_stream(cuda: Driver, _other: Handle) -> None:
+    cuda.synchronize()
+
+
+def by_context(cuda: Driver, _other: Handle) -> None:
+    cuda("cuCtxSynchronize")
+
+
+def by_another_stream(cuda: Driver, other: Handle) -> None:
+    event = new_event(cuda)
+    cuda("cuEventRecord", event, cuda.stream)
+    cuda("cuStreamWaitEvent", other, event, 0)
+    cuda("cuEventDestroy_v2", event)
+    cuda.synchronize(other)
+
+
+RACY = (by_nothing, by_event_of_the_wrong_stream)
+CLEAN = (by_event, by_stream, by_context, by_another_stream)
+Wait = Callable[[Driver, Handle], None]
+PROGRAMS: dict[str, tuple[str, int, Wait]] = {
+    f"{way}_{size}_{wait.__name__}": (way, size, wait)
+    for way in ("d2h", "h2d")
+    for size, waits in [*((size, (by_nothing,)) for size in SIZES), (WAITED_SIZE, (*RACY, *CLEAN))]
+    for wait in waits
+}
+
+
+def run(name: str) -> int:
+    """How many rounds had the wrong bytes."""
+    way, bytes_, wait = PROGRAMS[name]
+    cuda = Driver()
+    host, other, wrong = cuda.pinned(bytes_), cuda.new_stream(), 0
+    for number in range(ROUNDS):
+        value = number % 200 + 1
+        if way == "d2h":
+            cuda.fill_device(value)
+            cuda("cuMemcpyDtoHAsync_v2", host, cuda.device, Size(bytes_), cuda.stream)
+            wait(cuda, other)
+            wrong += host[bytes_ - 1] != value
+            cuda.synchronize()
+        else:
+            host[bytes_ - 1] = value
+            cuda("cuMemcpyHtoDAsync_v2", cuda.device, host, Size(bytes_), cuda.stream)
+            wait(cuda, other)
+            host[bytes_ - 1] = 0
+            cuda.synchronize()
+            wrong += cuda.read_device(bytes_ - 1) != value
+    cuda.gate.end()
+    return wrong
+
+
+def row(name: str) -> Row:
+    command = [sys.executable, "-m", "watch.gpu.idle", name]
+    plain, _ = Run(command, "plain").outcome()
+    seen, report = Run(command, "report").outcome()
+    wrong_plain, wrong_watched = (int(done.stdout) if done.stdout.strip().isdigit() else -1 for done in (plain, seen))
+    races, unordered, possible = (occurrences(report, grade) for grade in ("races", "unordered", "possible"))
+    racy, status = PROGRAMS[name][2] in RACY, seen.returncode
+    caught = races + unordered >= CAUGHT_AT_LEAST and status == 1
+    silent = races == unordered == possible == status == wrong_plain == wrong_watched == 0
+    ok = caught if racy else silent
+    return Row(name, racy, ROUNDS, wrong_plain, wrong_watched, races, unordered, possible, status, ok)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", help="a file for the rows, or a program")
+    given = parser.parse_args()
+    if given.what in PROGRAMS:
+        print(run(given.what))
+        return 0
+    bad = 0
+    with table(Path(given.what), [field.name for field in fields(Row)]) as add:
+        for name in PROGRAMS:
+            made = row(name)
+            add(astuple(made))
+            print(*astuple(made), flush=True)
+            bad += not made.ok
+    print(f"{bad} of {len(PROGRAMS)} rows are not as they have to be")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

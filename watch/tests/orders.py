@@ -1,0 +1,356 @@
+"""Programs that are decided by order, not by luck: `python -m watch.tests.orders NAME`.
+
+Each uses the device, lets it come to its end unobserved, and touches; the racy ones are ordered by nothing.
+"""
+
+import ctypes as c
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from watch.gpu.driver import Address, Driver, Handle, Size
+
+ROUNDS = 20
+SIZES = (4, 4096, 1 << 16)
+RACY: dict[str, Callable[[Driver], None]] = {}
+CLEAN: dict[str, Callable[[Driver], None]] = {}
+MAYBE: dict[str, Callable[[Driver], None]] = {}
+Program = Callable[[Driver], None]
+Function = c.CFUNCTYPE(None, c.c_void_p)
+kept: list[Any] = []  # what the device calls
+
+
+def into(programs: dict[str, Program]) -> Callable[[Program], Program]:
+    def add(run: Program) -> Program:
+        programs[run.__name__] = run
+        return run
+
+    return add
+
+
+def idle(cuda: Driver, stream: Handle | None = None) -> None:
+    """The device has come to its end, and nobody asked: the made-up driver's own way to know."""
+    cuda.library.fakeIdle(stream or cuda.stream)
+
+
+def fetch(cuda: Driver, host: Any, stream: Handle | None = None) -> None:
+    cuda("cuMemcpyDtoHAsync_v2", host, cuda.device, Size(len(host)), stream or cuda.stream)
+
+
+def send(cuda: Driver, host: Any, stream: Handle | None = None) -> None:
+    cuda("cuMemcpyHtoDAsync_v2", cuda.device, host, Size(len(host)), stream or cuda.stream)
+
+
+def new_event(cuda: Driver) -> Handle:
+    event = Handle()
+    cuda("cuEventCreate", c.byref(event), 2)
+    return event
+
+
+def legacy(cuda: Driver) -> Handle:
+    del cuda
+    return Handle(1)
+
+
+def blocking(cuda: Driver) -> Handle:
+    stream = Handle()
+    cuda("cuStreamCreate", c.byref(stream), 0)
+    return stream
+
+
+def rounds(cuda: Driver, once: Callable[[Any], None], bytes_: int = 4096, times: int = ROUNDS) -> None:
+    host = cuda.pinned(bytes_)
+    for _ in range(times):
+        once(host)
+        cuda.synchronize()
+
+
+def idle_read(bytes_: int) -> Program:
+    def once(cuda: Driver, host: Any) -> None:
+        fetch(cuda, host)
+        idle(cuda)
+        bytes(host[:1])
+
+    return lambda cuda: rounds(cuda, lambda host: once(cuda, host), bytes_)
+
+
+def idle_write(bytes_: int) -> Program:
+    def once(cuda: Driver, host: Any) -> None:
+        send(cuda, host)
+        idle(cuda)
+        host[len(host) - 1] = 1
+
+    return lambda cuda: rounds(cuda, lambda host: once(cuda, host), bytes_)
+
+
+for size in SIZES:
+    RACY[f"read_{size}_behind_an_idle_stream"] = idle_read(size)
+    RACY[f"write_{size}_behind_an_idle_stream"] = idle_write(size)
+
+
+def waited(wait: Callable[[Driver, Any], None]) -> Program:
+    """The host reads what a copy brought, behind `wait`."""
+
+    def once(cuda: Driver, host: Any) -> None:
+        fetch(cuda, host)
+        idle(cuda)
+        wait(cuda, host)
+        bytes(host[:1])
+
+    return lambda cuda: rounds(cuda, lambda host: once(cuda, host))
+
+
+def ordered(programs: dict[str, Program]) -> Callable[[Callable[[Driver, Any], None]], None]:
+    def add(wait: Callable[[Driver, Any], None]) -> None:
+        programs[wait.__name__] = waited(wait)
+
+    return add
+
+
+@ordered(RACY)
+def event_on_the_wrong_stream(cuda: Driver, _: Any) -> None:
+    event, other = new_event(cuda), cuda.new_stream()
+    cuda("cuEventRecord", event, other)
+    cuda("cuEventSynchronize", event)
+
+
+@ordered(RACY)
+def event_of_the_round_before(cuda: Driver, host: Any) -> None:
+    event = new_event(cuda)
+    cuda("cuEventRecord", event, cuda.stream)
+    fetch(cuda, host)
+    idle(cuda)
+    cuda("cuEventSynchronize", event)
+
+
+@ordered(RACY)
+def another_stream_is_waited_for(cuda: Driver, _: Any) -> None:
+    cuda.synchronize(cuda.new_stream())
+
+
+@ordered(RACY)
+def legacy_stream_beside_one_that_does_not_block(cuda: Driver, _: Any) -> None:
+    cuda.synchronize(legacy(cuda))
+
+
+@ordered(RACY)
+def query_that_says_not_yet(cuda: Driver, _: Any) -> None:
+    cuda.library.fakeHold(cuda.stream)
+    if cuda.library.cuStreamQuery(cuda.stream) != 600:
+        raise RuntimeError("a stream that is held is over")
+    cuda.library.fakeOpen(cuda.stream)
+    idle(cuda)
+
+
+@ordered(CLEAN)
+def stream_is_waited_for(cuda: Driver, _: Any) -> None:
+    cuda.synchronize()
+
+
+@ordered(CLEAN)
+def event_is_waited_for(cuda: Driver, _: Any) -> None:
+    event = new_event(cuda)
+    cuda("cuEventRecord", event, cuda.stream)
+    cuda("cuEventSynchronize", event)
+
+
+@ordered(CLEAN)
+def event_is_asked_for(cuda: Driver, _: Any) -> None:
+    event = new_event(cuda)
+    cuda("cuEventRecord", event, cuda.stream)
+    idle(cuda)
+    cuda("cuEventQuery", event)
+
+
+@ordered(CLEAN)
+def stream_is_asked_for(cuda: Driver, _: Any) -> None:
+    cuda("cuStreamQuery", cuda.stream)
+
+
+@ordered(CLEAN)
+def context_is_waited_for(cuda: Driver, _: Any) -> None:
+    cuda("cuCtxSynchronize")
+
+
+@ordered(CLEAN)
+def memory_is_freed(cuda: Driver, _: Any) -> None:
+    cuda("cuMemFreeHost", cuda.pinned(4096))
+
+
+@ordered(CLEAN)
+def another_stream_waits_for_the_event(cuda: Driver, _: Any) -> None:
+    event, other = new_event(cuda), cuda.new_stream()
+    cuda("cuEventRecord", event, cuda.stream)
+    cuda("cuStreamWaitEvent", other, event, 0)
+    cuda("cuEventDestroy_v2", event)
+    cuda.synchronize(other)
+
+
+@ordered(CLEAN)
+def another_thread_waits(cuda: Driver, _: Any) -> None:
+    def wait() -> None:
+        cuda("cuCtxSetCurrent", cuda.context)
+        cuda.synchronize()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+
+
+@ordered(CLEAN)
+def host_function_behind_it(cuda: Driver, _: Any) -> None:
+    called = threading.Event()
+    kept.append(Function(lambda _: called.set()))
+    cuda("cuLaunchHostFunc", cuda.stream, kept[-1], None)
+    called.wait()
+
+
+@ordered(CLEAN)
+def copy_to_pageable_memory(cuda: Driver, _: Any) -> None:
+    fetch(cuda, c.create_string_buffer(16))
+
+
+@ordered(MAYBE)
+def a_value_that_the_stream_writes(cuda: Driver, _: Any) -> None:
+    cuda("cuStreamWriteValue32_v2", cuda.stream, cuda.gate.device, c.c_uint32(0), 0)
+    idle(cuda)
+
+
+@ordered(MAYBE)
+def an_event_of_another_process(cuda: Driver, _: Any) -> None:
+    cuda("cuIpcGetEventHandle", c.create_string_buffer(64), new_event(cuda))
+
+
+@into(CLEAN)
+def default_stream_waits_for_blocking_ones(cuda: Driver) -> None:
+    stream = blocking(cuda)
+
+    def once(host: Any) -> None:
+        fetch(cuda, host, stream)
+        idle(cuda, stream)
+        cuda.synchronize(legacy(cuda))
+        host[0] += 1
+
+    rounds(cuda, once)
+
+
+@into(CLEAN)
+def copy_that_returns_when_it_is_over(cuda: Driver) -> None:
+    def once(host: Any) -> None:
+        fetch(cuda, host, legacy(cuda))
+        cuda.read_device()
+        host[0] += 1
+
+    rounds(cuda, once)
+
+
+@into(CLEAN)
+def a_blocking_stream_behind_the_default_one(cuda: Driver) -> None:
+    stream = blocking(cuda)
+
+    def once(host: Any) -> None:
+        fetch(cuda, host, legacy(cuda))
+        idle(cuda, legacy(cuda))
+        cuda.synchronize(stream)
+        host[0] += 1
+
+    rounds(cuda, once)
+
+
+@into(CLEAN)
+def host_function_fills_what_is_sent(cuda: Driver) -> None:
+    """A guided decoder: it fetches logits, a function of the host makes a mask of them, and the mask is sent."""
+    logits, mask, number = cuda.pinned(4096), cuda.pinned(4096), [0]
+
+    def build(_: object) -> None:
+        number[0] += logits[0] + 1
+        mask[7] = number[0] & 127
+
+    kept.append(Function(build))
+    for _ in range(ROUNDS):
+        fetch(cuda, logits)
+        cuda("cuLaunchHostFunc", cuda.stream, kept[-1], None)
+        send(cuda, mask)
+    cuda.synchronize()
+
+
+@into(CLEAN)
+def host_function_of_a_graph_fills_what_is_sent(cuda: Driver) -> None:
+    mask, graph, made = cuda.pinned(4096), Handle(), Handle()
+
+    def build(_: object) -> None:
+        mask[7] = (mask[7] + 1) & 127
+
+    kept.append(Function(build))
+    cuda("cuStreamBeginCapture_v2", cuda.stream, 0)
+    fetch(cuda, mask)
+    cuda("cuLaunchHostFunc", cuda.stream, kept[-1], None)
+    send(cuda, mask)
+    cuda("cuStreamEndCapture", cuda.stream, c.byref(graph))
+    cuda("cuGraphInstantiateWithFlags", c.byref(made), graph, c.c_ulonglong(0))
+    for _ in range(ROUNDS):
+        cuda("cuGraphLaunch", made, cuda.stream)
+    cuda.synchronize()
+
+
+@into(CLEAN)
+def copy_waits_for_a_value(cuda: Driver) -> None:
+    def once(host: Any) -> None:
+        cuda.gate.close(cuda.stream)
+        send(cuda, host)
+        host[9] = 1
+        cuda.gate.open()
+
+    rounds(cuda, once)
+
+
+@into(CLEAN)
+def copy_waits_for_an_event_behind_a_value(cuda: Driver) -> None:
+    other = cuda.new_stream()
+
+    def once(host: Any) -> None:
+        event = new_event(cuda)
+        cuda.gate.close(other)
+        cuda("cuEventRecord", event, other)
+        cuda("cuStreamWaitEvent", cuda.stream, event, 0)
+        send(cuda, host)
+        host[9] = 1
+        cuda.gate.open()
+
+    rounds(cuda, once)
+
+
+@into(CLEAN)
+def node_that_is_disabled(cuda: Driver) -> None:
+    host, graph, made, count = cuda.pinned(4096), Handle(), Handle(), Size(1)
+    nodes = (Handle * 1)()
+    cuda("cuStreamBeginCapture_v2", cuda.stream, 0)
+    send(cuda, host)
+    cuda("cuStreamEndCapture", cuda.stream, c.byref(graph))
+    cuda("cuGraphInstantiateWithFlags", c.byref(made), graph, c.c_ulonglong(0))
+    cuda("cuGraphGetNodes", graph, nodes, c.byref(count))
+    cuda("cuGraphNodeSetEnabled", made, Handle(nodes[0]), 0)
+    for _ in range(ROUNDS):
+        cuda.library.fakeHold(cuda.stream)
+        cuda("cuGraphLaunch", made, cuda.stream)
+        host[3] = 1
+        cuda.library.fakeOpen(cuda.stream)
+    cuda.synchronize()
+
+
+@into(CLEAN)
+def never_waits(cuda: Driver) -> None:
+    """More uses than the books hold, each of which has ended."""
+    host = cuda.pinned(5000 * 64)
+    for at in range(5000):
+        to = Address(cuda.device.value)
+        cuda("cuMemcpyHtoDAsync_v2", to, Handle(c.addressof(host) + 64 * at), Size(64), cuda.stream)
+        idle(cuda)
+    host[0] = 1  # its use has made room
+
+
+if __name__ == "__main__":
+    {**RACY, **CLEAN, **MAYBE}[sys.argv[1]](Driver())
+    os._exit(0)

@@ -1,0 +1,51 @@
+"""A touch is judged by what the program has observed, not by whether the device happened to be done."""
+
+import pytest
+
+from watch.tests.conftest import Outcome, Watch
+from watch.tests.orders import CLEAN, MAYBE, RACY, ROUNDS
+
+
+def ran(watch: Watch, name: str, *options: str) -> Outcome:
+    return watch("watch.tests.orders", name, options=options, HOSTRACE_GATES="0")
+
+
+@pytest.mark.parametrize("name", RACY)
+def test_what_nobody_waited_for_is_reported_in_each_round(watch: Watch, name: str) -> None:
+    done = ran(watch, name)
+    assert done.status == 1, done.said
+    assert done.times("unordered") == ROUNDS, done.said
+    assert done.times("races") == done.times("possible") == 0
+    assert "UNORDERED 1: The host" in done.said
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_what_is_ordered_is_silent(watch: Watch, name: str) -> None:
+    done = ran(watch, name)
+    assert done.status == 0, done.said
+    assert done.times("races") == done.times("unordered") == done.times("possible") == 0, done.said
+
+
+@pytest.mark.parametrize("name", MAYBE)
+def test_what_may_be_ordered_by_unknown_means_is_possible(watch: Watch, name: str) -> None:
+    done = ran(watch, name)
+    assert (done.status, done.times("possible")) == (0, ROUNDS), done.said
+    assert done.times("races") == done.times("unordered") == 0
+
+
+def test_only_observed_reports_what_the_device_had_not_finished(watch: Watch) -> None:
+    done = ran(watch, "read_4_behind_an_idle_stream", "--only-observed")
+    assert (done.status, done.times("unordered")) == (0, 0)
+
+
+def test_a_program_that_never_waits_is_told_what_was_let_go(watch: Watch) -> None:
+    done = ran(watch, "never_waits")
+    assert done.report["numbers"]["let_go"] > 0
+    assert done.report["numbers"]["dropped"] == 0
+    assert "let go before the program had observed that" in done.said
+
+
+def test_a_held_thread_is_not_held_where_the_device_waits_for_the_host(watch: Watch) -> None:
+    done = ran(watch, "copy_waits_for_a_value", "--hold")
+    assert (done.status, done.report["numbers"]["gave_up"]) == (0, 0)
+    assert done.report["numbers"]["unbegun"] == ROUNDS
