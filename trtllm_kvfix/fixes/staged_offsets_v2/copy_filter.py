@@ -70,7 +70,8 @@ class CopyFilter:
 
     def _take_launch(self, address: int) -> bool:
         """Whether the fix has launched to this tensor, and nobody has asked since."""
-        return any([each.take_launch(address) for each in self._launches])  # of all: none may keep it
+        taken = [each.take_launch(address) for each in self._launches]  # of all: none may keep it
+        return any(taken)
 
 
 def _filters() -> Iterator[Any]:
