@@ -360,7 +360,9 @@ void bind_launch(nb::module_& m) {
              "Whether the last launch went to the output at this address, and nobody has asked since.")
         .def(
             "__call__",
-            [](nb::handle self, nb::args args, nb::kwargs kwargs) { return self.attr("unknown")(*args, **kwargs); },
+            [](nb::handle self, const nb::args& args, const nb::kwargs& kwargs) {
+                return self.attr("unknown")(*args, **kwargs);
+            },
             nb::sig("def __call__(self, *args: Any, **kwargs: Any) -> Any"), "With other arguments it calls `unknown`.")
         .def("__repr__",
              [](const OffsetLaunch& self) { return Repr("OffsetLaunch").add("known", self.known()).text(); });

@@ -13,13 +13,6 @@ Span shared(Span one, Span other) {
 
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
-Grade grade_of(const Use& use) {
-    if (use.finished()) {
-        return use.seen != nullptr && !use.perhaps_observed() ? Grade::unordered : Grade::possible;
-    }
-    return use.certain ? Grade::race : Grade::possible;
-}
-
 }  // namespace
 
 std::uintptr_t Shape::first_in(std::uintptr_t from, std::uintptr_t to) const {
@@ -240,7 +233,7 @@ Guard::Met Guard::meet(std::uintptr_t begin, std::uintptr_t end, Access access, 
             continue;
         }
         met.neighbour = true;
-        const Grade grade = grade_of(use);
+        const Grade grade = use.grade();
         if (inside(use) && (verdict.answer != Answer::race || grade < verdict.grade)) {
             verdict.answer = Answer::race;
             verdict.grade = grade;
@@ -354,7 +347,7 @@ Verdict Guard::give_back(std::uintptr_t begin, std::size_t bytes) {
         // Who frees memory waits for the device.
         if (verdict.answer != Answer::race && !use.finished() && use.begins.passed()) {
             verdict.answer = Answer::race;
-            verdict.grade = grade_of(use);
+            verdict.grade = use.grade();
             verdict.use = use;
             verdict.at = std::max(begin, use.shape.begin);
         }

@@ -40,9 +40,6 @@ enum class Answer : std::uint8_t {
     step,     // the touch may go on beside what is in flight: `opening` must be closed behind it
 };
 
-// How sure a race is: the use was not over; it was, but nobody could know; or there may be an order that is not known.
-enum class Grade : std::uint8_t { race, unordered, possible };
-
 struct Verdict {
     Answer answer = Answer::foreign;
     Grade grade = Grade::race;

@@ -48,6 +48,8 @@ struct Shape {
 
 enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel };
 enum class Access : std::uint8_t { read, write, give_back };
+// How sure a race is: the use was not over; it was, but nobody could know; or there may be an order that is not known.
+enum class Grade : std::uint8_t { race, unordered, possible };
 
 // What the device does with some of it.
 struct Side {
@@ -98,6 +100,16 @@ struct Use : Side {
         return seen == nullptr || !certain || order <= seen->by_host.load(std::memory_order_acquire);
     }
     bool perhaps_observed() const { return order <= seen->perhaps.load(std::memory_order_relaxed); }
+    // Of a touch that it forbids. The use may have ended, and somebody may have observed that, since it was looked at.
+    Grade grade() const {
+        if (!certain) {
+            return Grade::possible;
+        }
+        if (!finished()) {
+            return Grade::race;
+        }
+        return observed() || perhaps_observed() ? Grade::possible : Grade::unordered;
+    }
 };
 
 }  // namespace hostrace

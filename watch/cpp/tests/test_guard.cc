@@ -42,6 +42,27 @@ TEST_F(GuardTest, WhatHasEndedIsNoRace) {
     EXPECT_EQ(counts_.faults_stale.load(), 1U);
 }
 
+// Between the look at a use and its grade the device goes on, and so do other threads.
+TEST_F(GuardTest, AUseThatEndsWhileItIsLookedAtIsGradedByWhatIsKnownThen) {
+    Seen seen;
+    Use copy = use(kBase, 8, true);
+    copy.seen = &seen;
+    copy.order = 1;
+    Use kernel = copy;
+    kernel.kind = Kind::kernel;
+    kernel.certain = false;
+    EXPECT_EQ(copy.grade(), Grade::race);
+    EXPECT_EQ(kernel.grade(), Grade::possible);
+    finish(copy.ends.sequence);
+    EXPECT_EQ(copy.grade(), Grade::unordered);
+    EXPECT_EQ(kernel.grade(), Grade::possible) << "what it does with its memory is not known";
+    seen.perhaps = 1;
+    EXPECT_EQ(copy.grade(), Grade::possible);
+    seen.perhaps = 0;
+    seen.by_host = 1;
+    EXPECT_EQ(copy.grade(), Grade::possible);
+}
+
 TEST_F(GuardTest, NumbersOfAStreamWrapAround) {
     sequence_ = ~std::uint32_t{0} - 1;
     flag_ = sequence_;
