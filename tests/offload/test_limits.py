@@ -1,5 +1,6 @@
 """A host tier that the machine cannot hold is refused at the start, with the arithmetic."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +98,15 @@ def test_the_start_is_refused_before_anything_is_mapped(tmp_path: Path) -> None:
 def test_a_size_that_holds_no_block_is_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         HostTierMaker(OffloadSettings.model_validate(settings))(open_device("cpu"), 4096, OneRank())
+
+
+@pytest.mark.parametrize(("segment", "allowed"), [("16MiB", True), ("16383KiB", False), ("1KiB", False), ("0", True)])
+def test_a_segment_that_the_store_does_not_take_is_refused(segment: str, allowed: bool) -> None:
+    remote = {"kind": "mooncake", "master": "10.0.0.5:50051", "segment_bytes": segment}
+    make = HostTierMaker(OffloadSettings.model_validate({"host_bytes": "64KiB", "remote": remote}))
+    refused = pytest.raises(SettingsError, match=r"takes at least 16\.0 MiB of each\. Write 16\.0 MiB or more")
+    with nullcontext() if allowed else refused:
+        make(open_device("cpu"), 4096, OneRank())
 
 
 def test_upstreams_own_host_tier_is_refused_beside_this_one() -> None:

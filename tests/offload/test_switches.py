@@ -148,6 +148,30 @@ def test_a_file_that_could_not_be_opened_once_is_read_the_next_time(
     assert state(read) == (True, False)
 
 
+@pytest.mark.parametrize("how", ["a link to itself", "a folder that is gone", "a folder that is a file"])
+def test_a_file_that_cannot_be_looked_at_changes_nothing(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    file = folder / "control.yaml"
+    file.write_text("load: off\n")
+    read = Switches(file)
+    read.read()
+    file.unlink()
+    if how == "a link to itself":
+        file.symlink_to(file)
+    else:
+        folder.rmdir()
+        if how == "a folder that is a file":
+            folder.write_text("")
+    caplog.clear()
+    for _ in range(3):
+        assert not read.read()
+    assert state(read) == (True, False)
+    assert len(caplog.messages) == 1 and "changes nothing" in caplog.messages[0]
+
+
 def test_a_folder_of_that_name_is_closed_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.mkdir()
     read, before = Switches(file), descriptors()

@@ -18,6 +18,7 @@ from trtllm_kvfix.ranks import Ranks, together
 from trtllm_kvfix.sizes import bytes_text
 
 SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that
+SEGMENT_BYTES_MIN = 16 << 20  # of a client of Mooncake
 SEAL_BYTES = 32  # behind each block that may leave this machine (`Seals` in remote/porter_process.py)
 NODES = "sys/devices/system/node/node[0-9]*"
 
@@ -76,6 +77,12 @@ class HostTierMaker:
                 self._wanted, self._wanted // block_bytes,
             )  # fmt: skip
         segment = self._settings.remote.segment_bytes // ranks_here if self._settings.remote.kind else 0
+        if 0 < segment < SEGMENT_BYTES_MIN:
+            raise SettingsError(
+                f"kvfix.offload.remote.segment_bytes is {bytes_text(segment)} for each of {ranks_here} ranks of this "
+                f"machine; the store takes at least {bytes_text(SEGMENT_BYTES_MIN)} of each. Write "
+                f"{bytes_text(ranks_here * SEGMENT_BYTES_MIN)} or more, or 0 for none"
+            )
         require_room(self._wanted + segment, ranks_here, self._root)
 
     def _pin(self, device: Device, block_bytes: int, node: int | None) -> HostPool:

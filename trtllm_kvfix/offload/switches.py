@@ -3,7 +3,8 @@
     {store: on, load: off, drop: 2}
 
 `drop` empties the host tier each time its number changes. A switch that the file does not name stays as it is. Without
-a file all is on. Reading must not block, so the file must be small and flat. A file of another user changes nothing.
+a file all is on. Reading must not block, so the file must be small and flat. A file of another user changes nothing,
+nor does one that cannot be looked at: its folder may be unmounted for a while.
 """
 
 import os
@@ -47,9 +48,12 @@ class Switches:
             return False
         try:
             found = self._file.stat()
-        except OSError:
-            self.store = self.load = True
+        except OSError as error:
             self._seen = None
+            if isinstance(error, FileNotFoundError) and self._file.parent.is_dir():
+                self.store = self.load = True
+            else:
+                self._complain((), error)
             return False
         # With ctime a new owner or mode shows, which may be all that the file lacked.
         seen = found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size

@@ -36,7 +36,7 @@ class Clock:
 def test_processes_and_lanes_end_within_one_limit(
     takes_s: float, given: list[float], make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make_remote(shutdown_timeout_s=LIMIT_S, remote_segment_bytes=1 << 20)
+    bench = make_remote(shutdown_timeout_s=LIMIT_S, remote_segment_bytes=16 << 20)
     clock, side = Clock(monkeypatch), bench.worker.side
     for process in (side.carrier.porter, side.carrier.holder):
         process.close = lambda wait_s: clock.spend(wait_s, takes_s)

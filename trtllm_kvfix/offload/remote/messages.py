@@ -23,6 +23,7 @@ class Spec(NamedTuple):
     protocol: str
     host: str | None
     segment_bytes: int
+    engine: int = 0  # the process that it ends with
 
 
 OBJECTS_MAX = 16384  # that one call of the store asks about: others wait meanwhile

@@ -4,6 +4,7 @@
 does, which closes its socket. It ends at once, because the client's own end may wait for peers.
 """
 
+import ctypes
 import json
 import math
 import mmap
@@ -543,7 +544,19 @@ def address_facing(master: str) -> str:
         return str(reached.getsockname()[0])
 
 
+PR_SET_PDEATHSIG = 1
+
+
+def end_with(engine: int) -> None:
+    """End when the engine does. The end of the connection does not say so: a child of the engine has it as well, and
+    may live on. The system sends the signal when the thread ends that has started this process; it lives as long."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != engine:  # it has ended before
+        os._exit(0)
+
+
 def main(spec: Spec) -> None:
+    end_with(spec.engine)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine gets the signal, and ends this process
     connection = Connection(spec.socket)
     try:

@@ -164,7 +164,7 @@ class PorterHandle:
         connection.close()
 
     def _started(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        spec = json.dumps(self._spec._replace(socket=theirs.fileno())._asdict())
+        spec = json.dumps(self._spec._replace(socket=theirs.fileno(), engine=os.getpid())._asdict())
         paths = os.pathsep.join(filter(None, sys.path))  # it finds what this process finds
         environ = QUIET | environment() | {"PYTHONPATH": paths}
         with theirs:

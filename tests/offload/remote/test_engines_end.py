@@ -1,0 +1,60 @@
+"""A porter, and who holds a segment, end with the engine, also where a child of the engine lives on."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENDS_WITHIN_S = 30
+
+# Of Mooncake, as much as a process needs that holds a segment.
+STORE = """
+class MooncakeDistributedStore:
+    def setup(self, *_):
+        return 0
+"""
+
+ENGINE = """
+import os, signal, time
+from trtllm_kvfix.offload.remote.messages import Spec
+from trtllm_kvfix.offload.remote.worker import PorterHandle
+
+holder = PorterHandle(Spec(-1, -1, 64, 96, 0, 0, 1, "", "tcp", "127.0.0.1", 16 << 20), 10)
+while not holder.is_up:
+    time.sleep(0.01)
+child = os.fork()
+if child:
+    print(holder.process_id, child, flush=True)
+signal.pause()
+"""
+
+
+def test_a_child_of_the_engine_keeps_nothing_alive(tmp_path: Path) -> None:
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "store.py").write_text(STORE)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE], env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    ) as engine:
+        assert engine.stdout is not None
+        holder, child = map(int, engine.stdout.readline().split())
+        ended, alive = os.pidfd_open(holder), os.pidfd_open(child)
+        engine.kill()
+        try:
+            assert select.select([ended], [], [], ENDS_WITHIN_S)[0] == [ended]
+            assert select.select([alive], [], [], 0)[0] == [], "the child ended as well"
+        finally:
+            signal.pidfd_send_signal(alive, signal.SIGKILL)
+            os.close(ended)
+            os.close(alive)
+
+
+@pytest.mark.parametrize("engine", [0, 1])
+def test_a_porter_that_comes_after_its_engine_has_ended_ends(engine: int) -> None:
+    program = f"from trtllm_kvfix.offload.remote import porter_process as p; p.end_with({engine}); print('goes on')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
