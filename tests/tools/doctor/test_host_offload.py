@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_kvfix.overlay.fix import Manager
-from trtllm_kvfix.tools.doctor.host_offload import warning
-from trtllm_kvfix.tools.doctor.server_manager import ServerManager
+from trtllm_kvfix.tools.doctor.server_manager import ServerManager, host_tier_warning
 
 TIER = "kv_cache_config: {host_cache_size: 4096}\n"
 
@@ -32,7 +31,7 @@ def test_it_warns_by_version_manager_and_setting(
 ) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(text)
-    said = warning(version, ServerManager(name, "", ""), ["trtllm-serve", "--config", str(file)])
+    said = host_tier_warning(version, ServerManager(name, "", ""), ["trtllm-serve", "--config", str(file)])
     assert bool(said) == warns
     if warns:
         assert (

@@ -9,7 +9,7 @@ import pytest
 
 from tests.overlay.upstream_double import ROOT, environment
 from tests.standin.fixture import STANDIN, as_release
-from trtllm_kvfix.tools.doctor.verdict import LINES_MAX, MORE
+from trtllm_kvfix.tools.doctor.report import LINES_MAX, MORE
 from trtllm_kvfix.tools.terminal import COLUMNS_MIN
 
 COMMAND = (sys.executable, "-m", "trtllm_kvfix")

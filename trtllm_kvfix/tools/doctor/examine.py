@@ -28,7 +28,7 @@ from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.settings import ENV_ENABLED, Settings, environment
-from trtllm_kvfix.tools.doctor import host_offload, server_manager
+from trtllm_kvfix.tools.doctor import server_manager
 from trtllm_kvfix.tools.doctor.findings import HOLDS, Lack
 from trtllm_kvfix.tools.doctor.server_manager import ServerManager
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
@@ -138,7 +138,7 @@ def examine_source(
 
 
 def _of_host_offload(version: str | None, settings: Settings, manager: ServerManager, command: Sequence[str]) -> str:
-    return "" if settings.manager == "native" else host_offload.warning(version, manager, command)
+    return "" if settings.manager == "native" else server_manager.host_tier_warning(version, manager, command)
 
 
 def nothing_to_judge(place: str, kind: str, statuses: Sequence[FixStatus]) -> Iterator[str]:

@@ -3,6 +3,9 @@
 `kv_cache_config.use_kv_cache_manager_v2` decides. The server's YAML file may set it; otherwise its default in upstream
 counts, which is read in the source and not run. What cannot be seen from here: Python that starts a server may set it,
 too, some models bring a manager of their own, and TensorRT-LLM may fall back to V1 where V2 lacks a feature.
+
+Its host tier is here, too, where upstream's C++ loses count of free blocks and no fix reaches it. Up to 1.3.0rc13 V1's
+offload claims a block after it has changed tiers, so queues and counters of two tiers are mixed up (T#12834).
 """
 
 import ast
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
-from trtllm_kvfix.overlay import server_config
+from trtllm_kvfix.overlay import releases, server_config
 from trtllm_kvfix.overlay.fix import Fix, Manager
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 
@@ -20,6 +23,8 @@ FILE = "llmapi/llm_args.py"
 CLASS = "KvCacheConfig"
 SETTING = "use_kv_cache_manager_v2"
 AUTO = "auto"  # the model chooses
+HOST_TIER = "host_cache_size"
+HOST_TIER_REPAIRED = "1.3.0rc14"
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,24 @@ def of_default(package: Path) -> ServerManager:
     if any(package.parent.joinpath(*place.split(".")).with_suffix(".py").is_file() for place in V2_PLACES):
         return _unknown(f"{why}, and there is a module of V2")
     return ServerManager("V1", "default manager V1", why)
+
+
+def host_tier_warning(version: str | None, manager: ServerManager, command: Iterable[str]) -> str:
+    """What to say of the host tier of a server that `command` starts. Nothing where nothing is wrong, or cannot be
+    seen."""
+    key, repaired = releases.key_of(version or ""), releases.key_of(HOST_TIER_REPAIRED)
+    if key is None or repaired is None or key >= repaired or manager.name == "V2":
+        return ""
+    for file, document in reversed(list(server_config.documents(command))):
+        section = document.get("kv_cache_config")
+        size = section.get(HOST_TIER) if isinstance(section, Mapping) else None
+        if isinstance(size, int | float) and size > 0:
+            return (
+                f"{file.name} sets {HOST_TIER}: {size}; before {HOST_TIER_REPAIRED} V1's own host tier corrupts its "
+                "counts of free blocks, and no fix reaches it: set it to 0 and use our offload connector, or upgrade "
+                "(docs/hazards/unfixed.md)"
+            )
+    return ""
 
 
 def _made(value: Any, whose: str, why: str) -> ServerManager:
