@@ -13,6 +13,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import constructors
 from trtllm_kvfix.overlay import (
+    block_counts,
     bypass,
     child_environment,
     import_hook,
@@ -29,7 +30,9 @@ from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export
 
 here.fixes = ALL
 active = Activation(
-    here, (server_config, start_gate, server_end, child_environment, *constructors.ALL), constructors.objection
+    here,
+    (server_config, start_gate, server_end, child_environment, block_counts, *constructors.ALL),
+    constructors.objection,
 )
 
 

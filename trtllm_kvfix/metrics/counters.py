@@ -90,6 +90,9 @@ budget_deferrals = Counter("budget_deferrals", "Requests put off to the next ite
 budget_overruns = Counter(
     "budget_overruns", "Batches that stayed above max_num_tokens because nothing in them could be put off"
 )
+impossible_block_counts = Counter(
+    "impossible_block_counts", "Times that TensorRT-LLM's V1 counted more free blocks than there are, or fewer than 0"
+)
 stores_held_back = Counter(
     "stores_held_back", "Times that a prompt was not offered for reuse because a part of it had not been computed"
 )
