@@ -10,10 +10,11 @@ from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Fault, serve
 from tests.fixes.proofs import Broken
-from trtllm_kvfix.fixes.staged_offsets_v2.fix import ID, LAUNCH, StagedLaunch
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import ID, LAUNCH, StagedLaunch, probe
 from trtllm_kvfix.native import OffsetStager
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.overlay.upstream import V2_UTILS
+from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.overlay.upstream import V2_UTILS, Upstream
 from trtllm_kvfix.staging import current_place, stagers
 
 BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
@@ -150,6 +151,13 @@ def test_a_launch_that_succeeds_ends_a_row_of_faults() -> None:
             assert bench.arrived(0, bench.ship(0, [0]))
             assert fuse.of(ID).in_a_row == 0
         bench.server.close()
+
+
+@pytest.mark.parametrize("variant", ["B", "C", "F"])
+def test_a_probe_that_finds_the_fix_in_place_still_says_that_it_is_needed(variant: str) -> None:
+    """A second registry looks at what stands in upstream's modules."""
+    with standing_in(variant), applied([ID]):
+        assert probe(Upstream()).state is State.NEEDED
 
 
 def test_other_arguments_are_upstreams_to_refuse() -> None:
