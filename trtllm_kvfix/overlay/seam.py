@@ -219,6 +219,9 @@ def _unwrapped(raw: Any) -> tuple[Any, Callable[[Any], Any]]:
 def _mark(made: Any, found: Any, original: Any, by: str) -> None:
     if isinstance(made, FunctionType) and callable(found):
         functools.update_wrapper(made, found)
+    elif not isinstance(found, type) and callable(made) and callable(found):  # not a function: without found's marks
+        with suppress(AttributeError, TypeError):
+            functools.update_wrapper(made, found, updated=())
     with suppress(AttributeError, TypeError):  # properties and slots take no marks; still_ours() needs none
         made.__kvfix_original__ = original
         made.__kvfix_fix__ = by

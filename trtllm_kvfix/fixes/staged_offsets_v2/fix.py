@@ -13,7 +13,7 @@ For comparison with the offsets that arrive, those that a launch should write ar
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, update_wrapper
+from functools import partial
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -114,7 +114,6 @@ class StagedLaunch(OffsetLaunch):
                 return None
             return stagers.of_lasting(v2, input, index_scales, kv_offset)
 
-        update_wrapper(self, original)  # a probe that comes to it reads upstream's parameters
         self._tried = fuse.of(ID)
         self._original = original
         super().__init__(stager_of, self._tried)
