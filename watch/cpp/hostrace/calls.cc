@@ -16,7 +16,10 @@ struct Call {
     bool per_thread;
 
     StreamKey key(cuda::Handle stream) const;
-    Enqueued on(cuda::Handle stream) const;
+    // Of a stream that gets work now.
+    StreamKey works_on(cuda::Handle stream) const;
+    Enqueued behind(const StreamKey& key) const;
+    Enqueued on(cuda::Handle stream) const { return behind(works_on(stream)); }
 };
 
 std::uintptr_t number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
@@ -32,12 +35,16 @@ StreamKey Call::key(cuda::Handle stream) const {
     return key;
 }
 
-Enqueued Call::on(cuda::Handle stream) const {
+StreamKey Call::works_on(cuda::Handle stream) const {
     const StreamKey its = key(stream);
     if (its.stream == nullptr) {
         parts.order.worked(context);
     }
-    return {parts.watch, parts.streams, parts.order, parts.ranges, its};
+    return its;
+}
+
+Enqueued Call::behind(const StreamKey& key) const {
+    return {parts.watch, parts.streams, parts.order, parts.ranges, key};
 }
 
 bool pageable(const Call& call, std::uintptr_t address) {
@@ -252,13 +259,10 @@ void memset_2d(const Call& call, std::uintptr_t dst, std::size_t pitch, Value /*
 
 void launched(const Call& call, cuda::Handle function, cuda::Handle stream, void** params, void** extra) {
     const auto pinned = call.parts.kernels.pinned(function, params, extra, call.parts.ranges);
-    const StreamKey key = call.key(stream);
-    if (key.stream == nullptr) {
-        call.parts.order.worked(call.context);
-    }
+    const StreamKey key = call.works_on(stream);
     if (!pinned.empty()) {
         call.parts.order.perhaps_observed(key);  // it may set a flag there
-        Enqueued behind = call.on(stream);
+        Enqueued behind = call.behind(key);
         for (const std::uintptr_t address : pinned) {
             behind.add({line(address, 1), Kind::kernel, true, false});
         }
