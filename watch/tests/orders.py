@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from watch.gpu.driver import Address, Driver, Handle, Size
+from watch.gpu.planted_graphs import captured, executable
 
 ROUNDS = 20
 SIZES = (4, 4096, 1 << 16)
@@ -278,18 +279,19 @@ def host_function_fills_what_is_sent(cuda: Driver) -> None:
 
 @into(CLEAN)
 def host_function_of_a_graph_fills_what_is_sent(cuda: Driver) -> None:
-    mask, graph, made = cuda.pinned(4096), Handle(), Handle()
+    mask = cuda.pinned(4096)
 
     def build(_: object) -> None:
         mask[7] = (mask[7] + 1) & 127
 
     kept.append(Function(build))
-    cuda("cuStreamBeginCapture_v2", cuda.stream, 0)
-    fetch(cuda, mask)
-    cuda("cuLaunchHostFunc", cuda.stream, kept[-1], None)
-    send(cuda, mask)
-    cuda("cuStreamEndCapture", cuda.stream, c.byref(graph))
-    cuda("cuGraphInstantiateWithFlags", c.byref(made), graph, c.c_ulonglong(0))
+
+    def work() -> None:
+        fetch(cuda, mask)
+        cuda("cuLaunchHostFunc", cuda.stream, kept[-1], None)
+        send(cuda, mask)
+
+    made = executable(cuda, captured(cuda, work))
     for _ in range(ROUNDS):
         cuda("cuGraphLaunch", made, cuda.stream)
     cuda.synchronize()
@@ -324,12 +326,9 @@ def copy_waits_for_an_event_behind_a_value(cuda: Driver) -> None:
 
 @into(CLEAN)
 def node_that_is_disabled(cuda: Driver) -> None:
-    host, graph, made, count = cuda.pinned(4096), Handle(), Handle(), Size(1)
-    nodes = (Handle * 1)()
-    cuda("cuStreamBeginCapture_v2", cuda.stream, 0)
-    send(cuda, host)
-    cuda("cuStreamEndCapture", cuda.stream, c.byref(graph))
-    cuda("cuGraphInstantiateWithFlags", c.byref(made), graph, c.c_ulonglong(0))
+    host, nodes, count = cuda.pinned(4096), (Handle * 1)(), Size(1)
+    graph = captured(cuda, lambda: send(cuda, host))
+    made = executable(cuda, graph)
     cuda("cuGraphGetNodes", graph, nodes, c.byref(count))
     cuda("cuGraphNodeSetEnabled", made, Handle(nodes[0]), 0)
     for _ in range(ROUNDS):
