@@ -9,7 +9,7 @@ offload claims a block after it has changed tiers, so queues and counters of two
 """
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,8 @@ class ServerManager:
 
 def of_server(package: Path, command: Iterable[str] = ()) -> ServerManager:
     """`package` is upstream's folder, and `command` starts the server."""
-    for file, document in reversed(list(server_config.documents(command))):
-        section = document.get("kv_cache_config")
-        if isinstance(section, Mapping) and SETTING in section:
+    for file, section in _cache_sections(command):
+        if SETTING in section:
             return _made(section[SETTING], f"{file.name}'s manager", f"{file} sets {SETTING}")
     return of_default(package)
 
@@ -73,9 +72,8 @@ def host_tier_warning(version: str | None, manager: ServerManager, command: Iter
     key, repaired = releases.key_of(version or ""), releases.key_of(HOST_TIER_REPAIRED)
     if key is None or repaired is None or key >= repaired or manager.name == "V2":
         return ""
-    for file, document in reversed(list(server_config.documents(command))):
-        section = document.get("kv_cache_config")
-        size = section.get(HOST_TIER) if isinstance(section, Mapping) else None
+    for file, section in _cache_sections(command):
+        size = section.get(HOST_TIER)
         if isinstance(size, int | float) and size > 0:
             return (
                 f"{file.name} sets {HOST_TIER}: {size}; before {HOST_TIER_REPAIRED} V1's own host tier corrupts its "
@@ -83,6 +81,14 @@ def host_tier_warning(version: str | None, manager: ServerManager, command: Iter
                 "(docs/hazards/unfixed.md)"
             )
     return ""
+
+
+def _cache_sections(command: Iterable[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """What the server's files say of its KV cache. Of several files the last counts, so it comes first."""
+    for file, document in reversed(list(server_config.documents(command))):
+        section = document.get("kv_cache_config")
+        if isinstance(section, Mapping):
+            yield file, section
 
 
 def _made(value: Any, whose: str, why: str) -> ServerManager:
