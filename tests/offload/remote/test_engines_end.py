@@ -11,24 +11,30 @@ import pytest
 
 ENDS_WITHIN_S = 30
 
-# Of Mooncake, as much as a process needs that holds a segment.
-STORE = """
+UP = "HOLDER_UP"  # a pipe, in which the process that holds a segment says who it is
+
+# Of Mooncake, as much as that process needs.
+STORE = f"""
+import os
+
 class MooncakeDistributedStore:
     def setup(self, *_):
+        with open(os.environ["{UP}"], "w") as up:
+            up.write(str(os.getpid()))
         return 0
 """
 
-ENGINE = """
-import os, signal, time
+ENGINE = f"""
+import os, signal
 from trtllm_kvfix.offload.remote.messages import Spec
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 
 holder = PorterHandle(Spec(-1, -1, 64, 96, 0, 0, 1, "", "tcp", "127.0.0.1", 16 << 20), 10)
-while not holder.is_up:
-    time.sleep(0.01)
+with open(os.environ["{UP}"]) as up:
+    process_id = up.read()
 child = os.fork()
 if child:
-    print(holder.process_id, child, flush=True)
+    print(process_id, child, flush=True)
 signal.pause()
 """
 
@@ -36,10 +42,10 @@ signal.pause()
 def test_a_child_of_the_engine_keeps_nothing_alive(tmp_path: Path) -> None:
     (tmp_path / "mooncake").mkdir()
     (tmp_path / "mooncake" / "store.py").write_text(STORE)
+    os.mkfifo(tmp_path / "up")
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    with subprocess.Popen(
-        [sys.executable, "-c", ENGINE], env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
-    ) as engine:
+    environ = os.environ | {"PYTHONPATH": paths, UP: str(tmp_path / "up")}
+    with subprocess.Popen([sys.executable, "-c", ENGINE], env=environ, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None
         holder, child = map(int, engine.stdout.readline().split())
         ended, alive = os.pidfd_open(holder), os.pidfd_open(child)
