@@ -354,16 +354,16 @@ void bind_launch(nb::module_& m) {
                     "stream: Any) -> Any"),
             "When this returns, all arguments may be written again. Calls `otherwise` with what raises the failure, or "
             "None, and the same arguments, if nothing was shipped.")
-        .def("note_launch", &OffsetLaunch::note_launch, "address"_a,
-             "A launch has been made to the output at this address.")
-        .def("take_launch", &OffsetLaunch::take_launch, "address"_a,
-             "Whether the last launch went to the output at this address, and nobody has asked since.")
         .def(
             "__call__",
             [](nb::handle self, const nb::args& args, const nb::kwargs& kwargs) {
                 return self.attr("unknown")(*args, **kwargs);
             },
             nb::sig("def __call__(self, *args: Any, **kwargs: Any) -> Any"), "With other arguments it calls `unknown`.")
+        .def("note_launch", &OffsetLaunch::note_launch, "address"_a,
+             "A launch has been made to the output at this address.")
+        .def("take_launch", &OffsetLaunch::take_launch, "address"_a,
+             "Whether the last launch went to the output at this address, and nobody has asked since.")
         .def("__repr__",
              [](const OffsetLaunch& self) { return Repr("OffsetLaunch").add("known", self.known()).text(); });
 }

@@ -5,9 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
-#include <limits>
-#include <numeric>
 #include <string>
 
 #include "bindings/bindings.h"
