@@ -3,7 +3,10 @@
 // on events.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -15,6 +18,13 @@
 
 namespace kvfix {
 
+// What a shipment asks of a driver.
+enum class DriverCall : std::uint8_t { copy, launch, record, ask, wait, make_wait };
+inline constexpr std::size_t kDriverCalls = 6;
+
+// Whether this thread is inside of a device, whose own allocations are not the caller's.
+inline thread_local bool is_in_device = false;
+
 class ProbeDevice final : public Device {
   public:
     explicit ProbeDevice(std::uint64_t seed) : sim_(seed) {}
@@ -25,6 +35,10 @@ class ProbeDevice final : public Device {
     void at_next_synchronize(std::function<void()> step) { set(at_synchronize_, std::move(step)); }
     // Refuses the ordinal-th launch from now on at the call, and leaves its stream unharmed.
     void refuse_launch(std::uint64_t ordinal) { launches_until_refusal_ = ordinal; }
+    // Refuses the ordinal-th of the DriverCalls from now on.
+    void refuse_call(std::uint64_t ordinal) { calls_until_refusal_ = ordinal; }
+    bool has_refused() const { return calls_until_refusal_ == 0; }
+    std::uint64_t calls(DriverCall kind) const { return calls_[static_cast<std::size_t>(kind)]; }
     void leave_kernels_out() { kernels_ = false; }
     // For the end of a test, even a failed one: opens every gate and forgets the steps, so that nothing hangs.
     void let_everything_run() {
@@ -45,7 +59,7 @@ class ProbeDevice final : public Device {
         return batches_;
     }
     // How often the device was asked whether an event is done.
-    std::uint64_t questions() const { return questions_; }
+    std::uint64_t questions() const { return calls(DriverCall::ask); }
     // The number of times that an event was recorded while its last record was pending.
     std::uint64_t events_shared() const { return events_shared_; }
 
@@ -63,18 +77,23 @@ class ProbeDevice final : public Device {
     EventHandle create_event() override { return sim_.create_event(); }
     void destroy_event(EventHandle event) override { sim_.destroy_event(event); }
     void record(EventHandle event, StreamHandle stream) override {
+        const Inside inside(*this, DriverCall::record);
         events_shared_ += pending(event) ? 1 : 0;
         sim_.record(event, stream);
     }
     bool done(EventHandle event) override {
-        ++questions_;
+        const Inside inside(*this, DriverCall::ask);
         return sim_.done(event);
     }
     void wait(EventHandle event) override {
+        const Inside inside(*this, DriverCall::wait);
         step(at_wait_);
         sim_.wait(event);
     }
-    void make_wait(StreamHandle stream, EventHandle event) override { sim_.make_wait(stream, event); }
+    void make_wait(StreamHandle stream, EventHandle event) override {
+        const Inside inside(*this, DriverCall::make_wait);
+        sim_.make_wait(stream, event);
+    }
     void* map_pinned(std::size_t bytes) override { return sim_.map_pinned(bytes); }
     void unmap_pinned(void* memory, std::size_t bytes) override { sim_.unmap_pinned(memory, bytes); }
     void register_host(void* memory, std::size_t bytes) override { sim_.register_host(memory, bytes); }
@@ -82,9 +101,16 @@ class ProbeDevice final : public Device {
     std::uintptr_t device_address(void* pinned) override { return sim_.device_address(pinned); }
     std::uintptr_t allocate(std::size_t bytes) override { return sim_.allocate(bytes); }
     void release(std::uintptr_t address) override { sim_.release(address); }
-    void copy(const CopySpan& span, StreamHandle stream) override { sim_.copy(span, stream); }
-    void copy_rows(const RowCopy& rows, StreamHandle stream) override { sim_.copy_rows(rows, stream); }
+    void copy(const CopySpan& span, StreamHandle stream) override {
+        const Inside inside(*this, DriverCall::copy);
+        sim_.copy(span, stream);
+    }
+    void copy_rows(const RowCopy& rows, StreamHandle stream) override {
+        const Inside inside(*this, DriverCall::copy);
+        sim_.copy_rows(rows, stream);
+    }
     void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) override {
+        const Inside inside(*this, DriverCall::copy);
         {
             const std::lock_guard guard(mutex_);
             batches_.push_back({spans.size(), stream});
@@ -92,6 +118,7 @@ class ProbeDevice final : public Device {
         sim_.copy_batch(spans, order, stream);
     }
     void launch(const KernelCall& call, StreamHandle stream) override {
+        const Inside inside(*this, DriverCall::launch);
         if (launches_until_refusal_ != 0 && --launches_until_refusal_ == 0) {
             throw DeviceError("launch refused on request");
         }
@@ -113,6 +140,20 @@ class ProbeDevice final : public Device {
     }
 
   private:
+    class Inside {
+      public:
+        Inside(ProbeDevice& probe, DriverCall kind) {
+            ++probe.calls_[static_cast<std::size_t>(kind)];
+            if (probe.calls_until_refusal_ != 0 && --probe.calls_until_refusal_ == 0) {
+                throw DeviceError("call refused on request");
+            }
+            is_in_device = true;
+        }
+        Inside(const Inside&) = delete;
+        Inside& operator=(const Inside&) = delete;
+        ~Inside() { is_in_device = false; }
+    };
+
     void set(std::function<void()>& slot, std::function<void()> to) {
         const std::lock_guard guard(mutex_);
         slot = std::move(to);
@@ -142,7 +183,8 @@ class ProbeDevice final : public Device {
     std::function<void()> at_wait_;
     std::function<void()> at_synchronize_;
     std::atomic<std::uint64_t> launches_until_refusal_ = 0;
-    std::atomic<std::uint64_t> questions_ = 0;
+    std::atomic<std::uint64_t> calls_until_refusal_ = 0;
+    std::array<std::atomic<std::uint64_t>, kDriverCalls> calls_{};
     std::atomic<std::uint64_t> events_shared_ = 0;
     bool kernels_ = true;
     StreamHandle newest_stream_;

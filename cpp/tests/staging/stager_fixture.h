@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "staging/offset_stager.h"
@@ -19,6 +20,11 @@ struct Case {
     StagerMode mode;
     bool kernels = true;
 };
+
+inline std::string name_of(const Case& of) {
+    return std::string(of.layout == OffsetLayout::v1 ? "V1" : "V2") +
+           (of.mode == StagerMode::snapshot ? "Snapshot" : "EarlyCopy") + (of.kernels ? "" : "WithoutKernels");
+}
 
 struct Size {
     std::uint32_t pools = 2;

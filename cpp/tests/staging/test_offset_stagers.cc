@@ -117,11 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Stagers, EveryStager,
                                            Case{OffsetLayout::v2, StagerMode::snapshot, false},
                                            Case{OffsetLayout::v1, StagerMode::early_copy},
                                            Case{OffsetLayout::v2, StagerMode::early_copy}),
-                         [](const auto& named) {
-                             return std::string(named.param.layout == OffsetLayout::v1 ? "V1" : "V2") +
-                                    (named.param.mode == StagerMode::snapshot ? "Snapshot" : "EarlyCopy") +
-                                    (named.param.kernels ? "" : "WithoutKernels");
-                         });
+                         [](const auto& named) { return name_of(named.param); });
 
 TEST_F(StagerTest, WithoutKernelsPagesWrapAroundLikeTheGpus) {
     make({OffsetLayout::v2, StagerMode::snapshot, false}, {.pools = 1, .rows = 1, .blocks = 1});
