@@ -17,6 +17,7 @@ class Captures:
     def __init__(self) -> None:
         self.made = 0
         self.spoilt: list[str] = []
+        self._is_running = False
         self._wanted, self._begun, self._over = (threading.Semaphore(0) for _ in range(3))
         self._thread = threading.Thread(target=self._capture_when_asked, daemon=True)
         self._thread.start()
@@ -24,13 +25,33 @@ class Captures:
     @contextmanager
     def around(self) -> Iterator[None]:
         """A graph is being captured while the block runs."""
-        self._wanted.release()
-        assert self._begun.acquire(timeout=LIMIT_S)
+        self._begin()
         try:
             yield
         finally:
-            self._over.release()
-            assert self._begun.acquire(timeout=LIMIT_S)
+            self._end()
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """No graph is being captured while the block runs, which calls what spoils captures and is not ours."""
+        was_running = self._is_running
+        if was_running:
+            self._end()
+        try:
+            yield
+        finally:
+            if was_running:
+                self._begin()
+
+    def _begin(self) -> None:
+        self._wanted.release()
+        assert self._begun.acquire(timeout=LIMIT_S)
+        self._is_running = True
+
+    def _end(self) -> None:
+        self._is_running = False
+        self._over.release()
+        assert self._begun.acquire(timeout=LIMIT_S)
 
     def _capture_when_asked(self) -> None:
         values = torch.zeros(16, device="cuda")

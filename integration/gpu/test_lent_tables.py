@@ -6,9 +6,11 @@ captured on another thread around calls of ours. V1 lends its table to the copy.
 traffic is corrupt. `KVFIX_RESULTS` names a folder for the rows.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +34,7 @@ ITERATIONS = 10_000
 CONTROL_ITERATIONS = 3_000
 SHIPMENTS_A_CAPTURE = 20
 BUSY_BYTES = 64 << 20
+GIL_WAIT_S = 2e-5
 FIGURES = ("iterations", "late_copies", "captures", "offsets_corrupt")
 TOKENS_PER_BLOCK = 4
 
@@ -68,12 +71,15 @@ def busy_copy_engine() -> Iterator[None]:
         device.destroy_stream(stream)
 
     thread = threading.Thread(target=copy)
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(GIL_WAIT_S)  # else the engine has nothing to do for as long as this thread waits for the GIL
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
+        sys.setswitchinterval(usual_s)
 
 
 @contextmanager
@@ -101,7 +107,15 @@ def captured_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
         copy_ = PoolCopies.__getitem__(destination, index).copy_
         return SimpleNamespace(copy_=counted(lambda source, **_: copy_(source, True)))
 
+    tensors = import_module("tensorrt_llm._standin.torch_tensors").TorchTensors
+    gather_rows = tensors.gather_rows  # upstream's launch in torch, where it is no single kernel
+
+    def gather_uncaptured(*args: Any) -> None:
+        with captures.interrupted():
+            gather_rows(*args)
+
     with monkeypatch.context() as patched:
+        patched.setattr(tensors, "gather_rows", gather_uncaptured)
         patched.setattr(StagedDestination, "__getitem__", selected)
         patched.setattr(StagedDestination, "begin", in_a_capture(StagedDestination.begin))
         patched.setattr(StagedLaunch, "__call__", counted(StagedLaunch.__call__))
