@@ -38,7 +38,8 @@ from tests.standin.serving import Server
 BATCHES = (8, 64, 256)
 STEPS_MS = (0, 2, 10)
 SEGMENTS = 8  # of each arm
-HOST_SERVERS = 4  # one after another where nothing computes: fixes cost less there than servers differ
+# One after another where nothing computes: fixes cost less there than servers differ. A small batch is soon served.
+HOST_SERVERS = {8: 24, 64: 8, 256: 4}
 SEGMENT = 10  # iterations with one arm
 LEFT_OUT = 3  # of each segment: the change itself, and what the step before has left
 LED_IN = 10  # prompts, and what is made by the first steps
@@ -73,8 +74,9 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "torch"), default="torch")
     names = [loop.name for loop in LOOPS]
     parser.add_argument("--loops", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES, help="default: all")
     options = parser.parse_args()
-    batches, segments = (BATCHES[:1], 2) if options.quick else (BATCHES, SEGMENTS)
+    batches, segments = (BATCHES[:1], 2) if options.quick else (options.batches, SEGMENTS)
     steps_ms, cycles_per_ms = (STEPS_MS, spin_rate()) if options.device == "torch" else (STEPS_MS[:1], 0.0)
 
     def rows() -> Iterator[Row]:
@@ -92,7 +94,7 @@ def main() -> int:
 
 def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
     taken: Segments = {arm: [] for arm in arms}
-    for _ in range(1 if cycles else HOST_SERVERS):
+    for _ in range(1 if cycles else HOST_SERVERS[batch]):
         with quiet_garbage_collector():
             for arm, of_arm in iterations(loop, batch, cycles, arms, segments).items():
                 taken[arm].extend(of_arm)
