@@ -218,7 +218,7 @@ class PoolCopies {
         settle();
     }
     void settle() {
-        if (lends_ && !stager_.is_none()) {
+        if (lends_ && !stager_.is_none() && stager().has_lent()) {
             without_gil([&stager = stager()] { stager.settle(); });
         }
     }

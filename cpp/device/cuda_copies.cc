@@ -26,6 +26,10 @@ void Copies::rows(const RowCopy& rows, Stream stream) const {
     if (rows.rows == 0 || rows.row_bytes == 0) {
         return;
     }
+    if (rows.row_bytes == rows.src_pitch && rows.row_bytes == rows.dst_pitch) {  // the driver is slower line by line
+        one({.dst = rows.dst, .src = rows.src, .bytes = rows.rows * rows.row_bytes}, stream);
+        return;
+    }
     Copy2d copy{};
     copy.src_memory = kMemoryUnified;
     copy.src = rows.src;

@@ -137,6 +137,7 @@ bool OffsetStager::ship_early(const Shipment& shipment) {
     if (bytes_of(shipment, config_.layout) < (shipment.lent ? early_from_.lent : early_from_.awaited)) {
         return false;
     }
+    has_lent_ = has_lent_ || shipment.lent;  // first, for one that fails on its way may have been lent as well
     const std::uint64_t bytes = early_->ship(shipment);
     staged_bytes_ += bytes;
     late_copies_ = early_->late();
@@ -150,6 +151,7 @@ void OffsetStager::settle() {
         early_->settle();
         late_copies_ = early_->late();
     }
+    has_lent_ = false;
 }
 
 StagerStats OffsetStager::stats() const {

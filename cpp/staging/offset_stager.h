@@ -40,6 +40,8 @@ class OffsetStager {
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
     // Waits until the caller may write again to the tables that it has lent.
     void settle();
+    // Whether there may be such a table. Takes no lock.
+    bool has_lent() const { return has_lent_; }
     // Takes no lock, so it answers while a ship waits for a slot. The counts come from moments close to each other, not
     // from one.
     StagerStats stats() const;
@@ -74,6 +76,7 @@ class OffsetStager {
     std::atomic<std::uint64_t> ships_ = 0;
     std::atomic<std::uint64_t> staged_bytes_ = 0;
     std::atomic<std::uint64_t> late_copies_ = 0;
+    std::atomic<bool> has_lent_ = false;
 };
 
 }  // namespace kvfix
