@@ -39,7 +39,7 @@ BATCHES = (8, 64, 256)
 STEPS_MS = (0, 2, 10)
 SEGMENTS = 8  # of each arm
 # One after another where nothing computes: fixes cost less there than servers differ. A small batch is soon served.
-HOST_SERVERS = {8: 24, 64: 8, 256: 4}
+HOST_SERVERS = {8: 12, 64: 6, 256: 3}
 SEGMENT = 10  # iterations with one arm
 LEFT_OUT = 3  # of each segment: the change itself, and what the step before has left
 LED_IN = 10  # prompts, and what is made by the first steps
