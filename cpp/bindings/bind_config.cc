@@ -13,6 +13,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/named_integers.h"
 #include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
@@ -141,20 +142,23 @@ std::string text_of(const BlockManagerConfig& config) {
         .text();
 }
 
-void init_config(BlockManagerConfig* self, std::int64_t tokens_per_block, const BlockCounts& blocks_primary,
-                 const BlockCounts& blocks_host, const std::optional<std::vector<std::int64_t>>& sizes,
-                 std::int64_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
-                 std::int64_t offload_priority_min, std::int64_t events_max, std::int64_t hash_bits, nb::handle seed) {
+void init_config(BlockManagerConfig* self, Named<std::uint32_t, "tokens_per_block"> tokens_per_block,
+                 const BlockCounts& blocks_primary, const BlockCounts& blocks_host,
+                 const std::optional<std::vector<std::int64_t>>& sizes,
+                 Named<std::uint32_t, "max_beam_width"> max_beam_width, bool block_reuse, bool partial_reuse,
+                 bool copy_on_partial_reuse, std::int64_t offload_priority_min,
+                 Named<std::uint32_t, "events_max"> events_max, Named<std::uint32_t, "hash_bits"> hash_bits,
+                 nb::handle seed) {
     BlockManagerConfig config{
-        .tokens_per_block = narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
+        .tokens_per_block = tokens_per_block,
         .windows = make_windows(sizes, blocks_primary, blocks_host),
-        .beam_width_max = narrowed<std::uint32_t>(max_beam_width, {"max_beam_width"}),
+        .beam_width_max = max_beam_width,
         .block_reuse = block_reuse,
         .partial_reuse = partial_reuse,
         .copy_on_partial_reuse = copy_on_partial_reuse,
         .offload_priority_min = narrowed<Priority>(offload_priority_min, {"offload_priority_min"}),
-        .events_max = narrowed<std::uint32_t>(events_max, {"events_max"}),
-        .hash_bits = narrowed<std::uint32_t>(hash_bits, {"hash_bits"}),
+        .events_max = events_max,
+        .hash_bits = hash_bits,
         .seed = seed_from(seed)};
     check_config(config);
     new (self) BlockManagerConfig(std::move(config));

@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
 #include "bindings/manager_class.h"
+#include "bindings/named_integers.h"
 #include "bindings/strong_numbers.h"
 #include "bindings/wide_integers.h"
 #include "core/block_manager.h"
@@ -22,6 +23,10 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
+using ChunkTokens = Named<std::optional<std::uint32_t>, "chunk_tokens">;
+using TokensNewMax = Named<std::optional<std::uint64_t>, "tokens_new_max">;
+using NamedWindow = Named<WindowSize, "window_size">;
+using NamedCount = Named<std::uint32_t, "count">;
 using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 RequestPtr request_of(nb::handle item) {
@@ -34,8 +39,8 @@ RequestPtr request_of(nb::handle item) {
     return nb::cast<const SequenceRequest&>(item).request;
 }
 
-BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests, std::optional<std::uint64_t> tokens_new_max,
-                                  std::optional<std::uint32_t> chunk_tokens) {
+BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests, TokensNewMax tokens_new_max,
+                                  ChunkTokens chunk_tokens) {
     std::vector<RequestPtr> batch;
     for (const nb::handle request : requests) {
         batch.push_back(request_of(request));
@@ -55,8 +60,10 @@ void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, n
     }
 }
 
-void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb::handle tokens,
+void add_token(BlockManager& self, NamedRequest request, NamedCount more, nb::handle tokens,
                std::optional<std::int64_t> computed) {
+    const RequestId request_id = request;
+    const std::uint32_t count = more;
     const auto values = read_optional<TokenId>(tokens, "add_token, tokens");
     const auto done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
     if (!self.add_few_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}})) {
@@ -64,8 +71,8 @@ void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb
     }
 }
 
-std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, bool store, bool pin, nb::handle tokens,
-                                     std::optional<std::int64_t> computed) {
+std::vector<BlockId> remove_sequence(BlockManager& self, NamedRequest request_id, bool store, bool pin,
+                                     nb::handle tokens, std::optional<std::int64_t> computed) {
     const auto values = read_optional<TokenId>(tokens, "remove_sequence, tokens");
     const auto done = narrowed<std::uint32_t>(computed, {"computed", request_id});
     return without_gil([&] { return self.remove_sequence(request_id, store, pin, values, done); });
@@ -86,19 +93,21 @@ void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<
     without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
 }
 
-BlockIdTable cache_block_ids(const BlockManager& self, RequestId request_id, WindowSize window_size) {
+BlockIdTable cache_block_ids(const BlockManager& self, NamedRequest request, NamedWindow window_size) {
+    const RequestId request_id = request;
     return without_gil([&] { return self.get_batch_cache_block_ids({&request_id, 1}, window_size); }).front();
 }
 
 std::vector<BlockIdTable> batch_cache_block_ids(const BlockManager& self, nb::handle request_ids,
-                                                WindowSize window_size) {
+                                                NamedWindow window_size) {
     const auto ids = read_integers<RequestId>(request_ids, {"get_batch_cache_block_ids, request_ids"});
     return without_gil([&] { return self.get_batch_cache_block_ids(ids, window_size); });
 }
 
 // `output` is held by this frame, so its memory stays while the GIL is released.
-void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle request_ids, std::uint32_t beam_width,
-                  std::size_t offset, std::int32_t scale, std::int32_t v_offset) {
+void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle request_ids,
+                  Named<std::uint32_t, "beam_width"> beam_width, NamedId<"offset"> offset, std::int32_t scale,
+                  std::int32_t v_offset) {
     const auto ids = read_integers<RequestId>(request_ids, {"copy_batch_block_offsets, request_ids"});
     if (output.shape(2) != 2) {
         throw nb::value_error(
@@ -112,24 +121,24 @@ void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle re
 
 void bind_sequences(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("add_sequence_batch", &add_sequence_batch, "requests"_a, nb::kw_only(), "tokens_new_max"_a = nb::none(),
-          "chunk_tokens"_a = nb::none(),
+    c.def("add_sequence_batch", &add_sequence_batch, "requests"_a, nb::kw_only(),
+          "tokens_new_max"_a.none() = nb::none(), "chunk_tokens"_a.none() = nb::none(),
           nb::sig("def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = "
                   "None, chunk_tokens: int | None = None) -> BatchAdmission"),
           "Claims every match of every request first, then onboards and allocates. All or nothing. With chunk_tokens "
           "only the first chunk of each prompt is reserved; add_tokens reserves the next ones.")
         .def(
             "add_sequence",
-            [](BlockManager& self, const SequenceRequest& request, std::optional<std::uint32_t> chunk_tokens) {
+            [](BlockManager& self, const SequenceRequest& request, ChunkTokens chunk_tokens) {
                 return without_gil([&] { return self.add_sequence(request.request, chunk_tokens); });
             },
-            "request"_a, nb::kw_only(), "chunk_tokens"_a = nb::none(), "A batch of one.")
+            "request"_a, nb::kw_only(), "chunk_tokens"_a.none() = nb::none(), "A batch of one.")
         .def(
             "analyze_prefix_reuse",
-            [](BlockManager& self, const SequenceRequest& request, std::optional<std::uint32_t> chunk_tokens) {
+            [](BlockManager& self, const SequenceRequest& request, ChunkTokens chunk_tokens) {
                 return without_gil([&] { return self.analyze_prefix_reuse(request.request, chunk_tokens); });
             },
-            "request"_a, nb::kw_only(), "chunk_tokens"_a = nb::none(),
+            "request"_a, nb::kw_only(), "chunk_tokens"_a.none() = nb::none(),
             "What admitting the request so, now, would reuse. Changes nothing.")
         .def("add_token", &add_token, "request_id"_a, "count"_a = 1, "tokens"_a = nb::none(), nb::kw_only(),
              "computed"_a = nb::none(),
@@ -142,11 +151,19 @@ void bind_sequences(ManagerClass& c) {
              nb::sig("def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None, *, computed: Any = None) "
                      "-> None"),
              "Growth of a whole iteration in one call. All or nothing.")
-        .def("rewind_kv_cache", &BlockManager::rewind_kv_cache, nb::call_guard<GilReleased>(), "request_id"_a,
-             "count"_a, "Takes back the last count grown positions.")
-        .def("store_context_blocks", &BlockManager::store_context_blocks, nb::call_guard<GilReleased>(), "request_id"_a,
-             "tokens_computed"_a,
-             "The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.")
+        .def(
+            "rewind_kv_cache",
+            [](BlockManager& self, NamedRequest request_id, NamedCount count) {
+                without_gil([&] { self.rewind_kv_cache(request_id, count); });
+            },
+            "request_id"_a, "count"_a, "Takes back the last count grown positions.")
+        .def(
+            "store_context_blocks",
+            [](BlockManager& self, NamedRequest request_id, Named<std::uint32_t, "tokens_computed"> tokens_computed) {
+                without_gil([&] { self.store_context_blocks(request_id, tokens_computed); });
+            },
+            "request_id"_a, "tokens_computed"_a,
+            "The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.")
         .def("remove_sequence", &remove_sequence, "request_id"_a, nb::kw_only(), "store"_a = true, "pin"_a = false,
              "tokens"_a = nb::none(), "computed"_a = nb::none(),
              nb::sig("def remove_sequence(self, request_id: int, *, store: bool = True, pin: bool = False, tokens: Any "
@@ -167,9 +184,9 @@ void bind_pins(ManagerClass& c) {
 
 void bind_tables(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("get_cache_block_ids", &cache_block_ids, "request_id"_a, "window_size"_a = nb::none(),
+    c.def("get_cache_block_ids", &cache_block_ids, "request_id"_a, "window_size"_a.none() = nb::none(),
           "[beam][block]; -1 where the block has left the window.")
-        .def("get_batch_cache_block_ids", &batch_cache_block_ids, "request_ids"_a, "window_size"_a = nb::none(),
+        .def("get_batch_cache_block_ids", &batch_cache_block_ids, "request_ids"_a, "window_size"_a.none() = nb::none(),
              nb::sig("def get_batch_cache_block_ids(self, request_ids: Any, window_size: int | None = None) -> "
                      "list[list[list[int]]]"),
              "get_cache_block_ids() of several requests: [request][beam][block].")
@@ -185,14 +202,13 @@ void bind_tables(ManagerClass& c) {
 
 void bind_questions(ManagerClass& c) {
     using namespace nb::literals;
-    using Nogil = nb::call_guard<GilReleased>;
     c.def(
          "blocks_to_admit",
-         [](BlockManager& self, const SequenceRequest& request, std::uint32_t tokens_new_max,
-            std::optional<std::uint32_t> chunk_tokens) {
+         [](BlockManager& self, const SequenceRequest& request, Named<std::uint32_t, "tokens_new_max"> tokens_new_max,
+            ChunkTokens chunk_tokens) {
              return without_gil([&] { return self.blocks_to_admit(request.request, tokens_new_max, chunk_tokens); });
          },
-         "request"_a, nb::kw_only(), "tokens_new_max"_a = 0, "chunk_tokens"_a = nb::none(),
+         "request"_a, nb::kw_only(), "tokens_new_max"_a = 0, "chunk_tokens"_a.none() = nb::none(),
          "Primary blocks, window by window, that the request alone would take of those free or cached: to be admitted "
          "now, and to grow by tokens_new_max positions.")
         .def(
@@ -214,14 +230,19 @@ void bind_questions(ManagerClass& c) {
             "request_ids"_a, nb::sig("def free_blocks_without(self, request_ids: Any) -> list[int]"),
             "Primary blocks, window by window, that would be there without these sequences: free or cached, and kept "
             "for nobody.")
-        .def("get_token_count", &BlockManager::get_token_count, Nogil(), "request_id"_a,
+        .def("get_token_count", of_request<&BlockManager::get_token_count>(), "request_id"_a,
              "The sequence's length: its prompt and what it has grown by.")
-        .def("get_num_front_blocks_removed", &BlockManager::get_num_front_blocks_removed, Nogil(), "request_id"_a,
-             "window_size"_a = nb::none(), "Leading blocks of the sequence that have left the window.")
+        .def(
+            "get_num_front_blocks_removed",
+            [](const BlockManager& self, NamedRequest request_id, NamedWindow window_size) {
+                return without_gil([&] { return self.get_num_front_blocks_removed(request_id, window_size); });
+            },
+            "request_id"_a, "window_size"_a.none() = nb::none(),
+            "Leading blocks of the sequence that have left the window.")
         .def(
             "get_priority_by_block_id",
-            [](const BlockManager& self, std::uint64_t block_id) {
-                return without_gil([&] { return self.get_priority_by_block_id(BlockId{block_id}); });
+            [](const BlockManager& self, NamedId<"block_id"> block_id) {
+                return without_gil([&] { return self.get_priority_by_block_id(BlockId{block_id.value}); });
             },
             "block_id"_a, "The priority that the block has now.");
 }
@@ -231,10 +252,16 @@ void bind_upkeep(ManagerClass& c) {
     using Nogil = nb::call_guard<GilReleased>;
     c.def("take_transfers", &BlockManager::take_transfers, Nogil(),
           "The copies queued since the last call, in the order in which they must run.")
-        .def("complete", &BlockManager::complete, Nogil(), "ticket"_a, "All copies of the ticket have been done.")
-        .def("fail", &BlockManager::fail, Nogil(), "ticket"_a,
-             "The copies did not arrive: nothing of them stays findable. Returns the requests that own an undelivered "
-             "block.")
+        .def(
+            "complete",
+            [](BlockManager& self, NamedId<"ticket"> ticket) { without_gil([&] { self.complete(ticket); }); },
+            "ticket"_a, "All copies of the ticket have been done.")
+        .def(
+            "fail",
+            [](BlockManager& self, NamedId<"ticket"> ticket) { return without_gil([&] { return self.fail(ticket); }); },
+            "ticket"_a,
+            "The copies did not arrive: nothing of them stays findable. Returns the requests that own an undelivered "
+            "block.")
         .def("advance_time", &BlockManager::advance_time, Nogil(), "now_ms"_a,
              "Moves the clock of retention durations. Never backwards.")
         .def("refresh_blocks", &BlockManager::refresh_blocks, Nogil(), "Ends an iteration of the statistics.")
@@ -242,7 +269,7 @@ void bind_upkeep(ManagerClass& c) {
              "Nothing that is cached now will be found again.")
         .def("get_kv_cache_stats", &BlockManager::get_kv_cache_stats, Nogil(),
              "Slots now, and what happened so far. Resets nothing.")
-        .def("get_request_stats", &BlockManager::get_request_stats, Nogil(), "request_id"_a,
+        .def("get_request_stats", of_request<&BlockManager::get_request_stats>(), "request_id"_a,
              "What one live request got and grew. UnknownRequest where there is none.")
         .def("get_latest_events", &BlockManager::get_latest_events, Nogil(), "The events since the last call.")
         .def("digest", &BlockManager::digest, Nogil(), "64 bits that are equal on ranks that are in the same state.")

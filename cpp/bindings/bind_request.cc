@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/named_integers.h"
 #include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
@@ -61,9 +62,10 @@ std::string read_text(nb::handle text, const Field& field) {
     return {utf8, static_cast<std::size_t>(size)};
 }
 
-void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::int64_t beam_width,
+void init_request(SequenceRequest* self, NamedRequest request_id, nb::handle tokens, std::int64_t beam_width,
                   std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
                   const Retention* retention) {
+    const RequestId id = request_id;
     auto request = std::make_shared<const Request>(
         id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
         lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),

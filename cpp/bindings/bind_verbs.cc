@@ -25,23 +25,21 @@ std::uint64_t truncate_blocks(BlockManager& self, const SequenceRequest& request
 
 void bind_preemption(ManagerClass& c) {
     using namespace nb::literals;
-    using Nogil = nb::call_guard<GilReleased>;
-    c.def("suspend_sequence", &BlockManager::suspend_sequence, Nogil(), "request_id"_a,
+    c.def("suspend_sequence", of_request<&BlockManager::suspend_sequence>(), "request_id"_a,
           "Swaps a live sequence out: its blocks are copied to host and given up in primary. Returns how many copies "
           "are "
           "queued. All or nothing: OutOfBlocks (tier 'host') where the host tier has no room, BlockInFlight where a "
           "block of the sequence has not arrived.")
-        .def("resume_sequence", &BlockManager::resume_sequence, Nogil(), "request_id"_a,
+        .def("resume_sequence", of_request<&BlockManager::resume_sequence>(), "request_id"_a,
              "Brings a suspended sequence back, as it was. Returns how many copies are queued. All or nothing: "
              "OutOfBlocks, BlockInFlight where a copy to host has not ended, ValueError where one was lost.")
-        .def("blocks_to_resume", &BlockManager::blocks_to_resume, Nogil(), "request_id"_a,
+        .def("blocks_to_resume", of_request<&BlockManager::blocks_to_resume>(), "request_id"_a,
              "Primary blocks, window by window, that resume_sequence would take of those free or cached.");
 }
 
 void bind_names(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("commit_and_get_block_hashes", &BlockManager::commit_and_get_block_hashes, nb::call_guard<GilReleased>(),
-          "request_id"_a,
+    c.def("commit_and_get_block_hashes", of_request<&BlockManager::commit_and_get_block_hashes>(), "request_id"_a,
           "The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.")
         .def("truncate_blocks", &truncate_blocks, "request"_a, "tokens_kept"_a,
              "Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last "

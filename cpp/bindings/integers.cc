@@ -4,6 +4,9 @@
 
 #include <cstring>
 #include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -28,8 +31,9 @@ std::string name_of_type(nb::handle object) { return nb::type_name(object.type()
 
 // ------------------------------------------------------------------------------------------------ lists and tuples
 
+// Returns nothing if the int does not fit.
 template <class T>
-T from_python_int(PyObject* item, const Field& field, std::size_t position) {
+std::optional<T> value_of(PyObject* item) {
     if constexpr (std::is_same_v<T, std::uint64_t>) {
         const unsigned long long value = PyLong_AsUnsignedLongLong(item);
         if (value != std::numeric_limits<unsigned long long>::max() || PyErr_Occurred() == nullptr) [[likely]] {
@@ -43,6 +47,14 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
         }
     }
     PyErr_Clear();
+    return std::nullopt;
+}
+
+template <class T>
+T from_python_int(PyObject* item, const Field& field, std::size_t position) {
+    if (const std::optional<T> value = value_of<T>(item)) [[likely]] {
+        return *value;
+    }
     out_of_range<T>(field, position, shown(item));
 }
 
@@ -273,6 +285,26 @@ std::string shown(nb::handle object) {
     PyErr_Clear();
     return PyLong_Check(object.ptr()) ? "(an int of thousands of digits)" : "'" + name_of_type(object) + "'";
 }
+
+template <class T>
+T read_integer(nb::handle object, const Field& field) {
+    const bool is_integer = PyIndex_Check(object.ptr()) != 0 && !PyBool_Check(object.ptr());
+    const nb::object number = nb::steal(is_integer ? PyNumber_Index(object.ptr()) : nullptr);
+    if (is_integer && !number.is_valid()) {
+        throw nb::python_error();
+    }
+    if (!is_integer) {
+        throw nb::type_error((field.text() + ": expected an int, got " + shown(object)).c_str());
+    }
+    if (const std::optional<T> value = value_of<T>(number.ptr())) [[likely]] {
+        return *value;
+    }
+    throw std::invalid_argument(field.text() + " is " + shown(number) + ": 0 to " +
+                                std::to_string(std::numeric_limits<T>::max()));
+}
+
+template std::uint32_t read_integer(nb::handle, const Field&);
+template std::uint64_t read_integer(nb::handle, const Field&);
 
 template <class T>
 std::vector<T> read_integers(nb::handle object, const Field& field) {

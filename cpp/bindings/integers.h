@@ -40,6 +40,13 @@ std::optional<T> narrowed(std::optional<std::int64_t> value, const Field& field)
     return value ? std::optional(narrowed<T>(*value, field)) : std::nullopt;
 }
 
+// Reads one int, or what Python takes for one. Raises TypeError for anything else, and ValueError if it does not fit.
+template <class T>
+T read_integer(nanobind::handle object, const Field& field);
+
+extern template std::uint32_t read_integer(nanobind::handle, const Field&);
+extern template std::uint64_t read_integer(nanobind::handle, const Field&);
+
 // Reads lists and tuples of ints, buffers (numpy, array.array, memoryview) and DLPack CPU tensors, all one-dimensional.
 // Arrays may be strided. Raises TypeError for anything but integers, and ValueError for a value that does not fit or a
 // list that changes while it is read.

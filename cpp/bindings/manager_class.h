@@ -6,7 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/named_integers.h"
 #include "core/block_manager.h"
 
 namespace kvfix::bindings {
@@ -27,6 +29,14 @@ inline std::vector<BlockId> read_ids(nanobind::handle values, const Field& field
         ids.push_back(BlockId{value});
     }
     return ids;
+}
+
+// A method that takes the id of a request alone.
+template <auto method>
+auto of_request() {
+    return [](BlockManager& self, NamedRequest request_id) {
+        return without_gil([&] { return (self.*method)(request_id); });
+    };
 }
 
 }  // namespace kvfix::bindings

@@ -1,6 +1,8 @@
 """Arguments that make no sense are refused by a typed error that shows the value and names the field."""
 
 import array
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from trtllm_kvfix.native import (
     UnknownRequest,
 )
 
+from .bad_calls import table
 from .scenes import BLOCK, begin, manager, prompt
 
 
@@ -43,6 +46,62 @@ def test_a_table_that_is_too_small_is_refused_untouched() -> None:
         with pytest.raises(ValueError, match=r"copy_batch_block_offsets|request 1"):
             m.copy_batch_block_offsets(table, [1], 1, 0)
         assert (table == 9).all()
+
+
+REFUSED_BY_NAME: list[tuple[str, int, Callable[[BlockManager, Any], object]]] = [
+    ("request_id", 64, lambda _, number: SequenceRequest(number, [1])),
+    ("chunk_tokens", 32, lambda m, number: m.add_sequence(SequenceRequest(5, [1]), chunk_tokens=number)),
+    ("chunk_tokens", 32, lambda m, number: m.add_sequence_batch([], chunk_tokens=number)),
+    ("chunk_tokens", 32, lambda m, number: m.analyze_prefix_reuse(SequenceRequest(5, [1]), chunk_tokens=number)),
+    ("chunk_tokens", 32, lambda m, number: m.blocks_to_admit(SequenceRequest(5, [1]), chunk_tokens=number)),
+    ("tokens_new_max", 32, lambda m, number: m.blocks_to_admit(SequenceRequest(5, [1]), tokens_new_max=number)),
+    ("tokens_new_max", 64, lambda m, number: m.add_sequence_batch([], tokens_new_max=number)),
+    ("request_id", 64, lambda m, number: m.add_token(number)),
+    ("count", 32, lambda m, number: m.add_token(1, number)),
+    ("request_id", 64, lambda m, number: m.rewind_kv_cache(number, 0)),
+    ("count", 32, lambda m, number: m.rewind_kv_cache(1, number)),
+    ("request_id", 64, lambda m, number: m.store_context_blocks(number, 0)),
+    ("tokens_computed", 32, lambda m, number: m.store_context_blocks(1, number)),
+    ("request_id", 64, lambda m, number: m.remove_sequence(number)),
+    ("request_id", 64, lambda m, number: m.get_cache_block_ids(number)),
+    ("window_size", 32, lambda m, number: m.get_cache_block_ids(1, number)),
+    ("window_size", 32, lambda m, number: m.get_batch_cache_block_ids([1], number)),
+    ("beam_width", 32, lambda m, number: m.copy_batch_block_offsets(table(m), [1], number, 0)),
+    ("offset", 64, lambda m, number: m.copy_batch_block_offsets(table(m), [1], 1, number)),
+    ("request_id", 64, lambda m, number: m.get_token_count(number)),
+    ("request_id", 64, lambda m, number: m.get_num_front_blocks_removed(number)),
+    ("window_size", 32, lambda m, number: m.get_num_front_blocks_removed(1, number)),
+    ("block_id", 64, lambda m, number: m.get_priority_by_block_id(number)),
+    ("request_id", 64, lambda m, number: m.get_request_stats(number)),
+    ("request_id", 64, lambda m, number: m.suspend_sequence(number)),
+    ("request_id", 64, lambda m, number: m.resume_sequence(number)),
+    ("request_id", 64, lambda m, number: m.blocks_to_resume(number)),
+    ("request_id", 64, lambda m, number: m.commit_and_get_block_hashes(number)),
+    ("ticket", 64, lambda m, number: m.complete(number)),
+    ("ticket", 64, lambda m, number: m.fail(number)),
+    ("tokens_per_block", 32, lambda _, number: BlockManagerConfig(tokens_per_block=number, blocks_primary=4)),
+]
+
+
+@pytest.mark.parametrize(("name", "bits", "call"), REFUSED_BY_NAME)
+def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_argument(
+    name: str, bits: int, call: Callable[[BlockManager, Any], object]
+) -> None:
+    m = manager(primary=8)
+    begin(m, 1, prompt(1, 2))
+    for number in (-1, 2**bits):
+        with pytest.raises(ValueError, match=f"^{name} is {number}: 0 to {2**bits - 1}$"):
+            call(m, number)
+    for other in (1.5, "1", True):
+        with pytest.raises(TypeError, match=f"^{name}: expected an int, got {other!r}$"):
+            call(m, other)
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    m = manager(primary=8)
+    begin(m, 1, prompt(1, 2))
+    m.add_token(np.int64(1), np.uint8(2))
+    assert m.get_token_count(np.uint64(1)) == 4
 
 
 def test_errors_are_typed_and_say_what_they_know() -> None:
