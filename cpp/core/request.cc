@@ -58,6 +58,10 @@ void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, 
         if (key.digest.empty()) {
             bad_key("span " + span + " has an empty digest");
         }
+        if (key.digest.size() > kDigestBytesMax) {
+            bad_key("span " + span + " has a digest of " + std::to_string(key.digest.size()) + " bytes, more than " +
+                    std::to_string(kDigestBytesMax) + "; usual cause: the image itself in place of its digest");
+        }
         end_before = key.end;
     }
 }

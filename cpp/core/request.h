@@ -62,6 +62,10 @@ using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>
 
 // Returns "" if there is neither. Prefixes with different identities never meet.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt);
+// A block keeps the digests of its spans, and each look-up compares them. Those in use have at most 64 bytes, or 128
+// hexadecimal digits.
+inline constexpr std::size_t kDigestBytesMax = 256;
+
 // Throws std::invalid_argument unless the spans are ascending and disjoint, have digests, and lie within that many
 // tokens.
 void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens);

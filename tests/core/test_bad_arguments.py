@@ -97,11 +97,20 @@ def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_argument(
             call(m, other)
 
 
+def test_a_digest_has_a_limit_that_no_digest_reaches() -> None:
+    assert SequenceRequest(1, [1, 2], extra_keys=[(0, 2, bytes(256))]).extra_keys == [(0, 2, bytes(256))]
+    with pytest.raises(
+        ValueError, match=r"^request 1, extra_keys: span \[0, 2\) has a digest of 257 bytes, more than 256"
+    ):
+        SequenceRequest(1, [1, 2], extra_keys=[(0, 2, bytes(257))])
+
+
 def test_numbers_of_numpy_are_taken() -> None:
     m = manager(primary=8)
     begin(m, 1, prompt(1, 2))
-    m.add_token(np.int64(1), np.uint8(2))
-    assert m.get_token_count(np.uint64(1)) == 4
+    one: Any = np.uint64(1)
+    m.add_token(one, one + one)
+    assert m.get_token_count(one) == 4
 
 
 def test_errors_are_typed_and_say_what_they_know() -> None:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.standin.fixture import VARIANTS
@@ -43,6 +44,16 @@ def test_images_without_digests_are_seen_where_the_pytorch_backend_has_them() ->
     assert of(py_multimodal_data={}) == Identity()
     digests = {"multimodal_hashes": [[1] * 8], "multimodal_positions": [4], "multimodal_lengths": [8]}
     assert of(py_multimodal_data={"image": object()}, **digests) is not None
+
+
+def test_a_digest_that_a_request_for_blocks_refuses_is_none() -> None:
+    def with_words(count: int) -> Identity | None:
+        return of(multimodal_hashes=[[1] * count], multimodal_positions=[0], multimodal_lengths=[2])
+
+    longest = with_words(64)
+    assert longest is not None
+    assert longest.sequence(1, np.array([1, 2], np.int32)).extra_keys == list(longest.extra_keys)
+    assert with_words(65) is None
 
 
 def loaded_of_another_picture(variant: str) -> float:

@@ -12,6 +12,7 @@ from trtllm_kvfix.native import Retention, SequenceRequest
 # The blocks of a prompt with one of these depend on more than tokens, and nobody has given a digest of the rest.
 OPAQUE = ("prompt_embedding_table", "encoder_tokens", "encoder_input_features")
 SALTS = ("cache_salt_id", "cache_salt")
+DIGEST_BYTES_MAX = 256  # kDigestBytesMax in cpp/core/request.h: a longer one is refused there
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ def multimodal_spans(request: Any) -> tuple[tuple[int, int, bytes], ...] | None:
         return None
     if not hashes and may_have_images(request):
         return None
-    digests = (np.asarray(words, np.int64).astype(np.uint32).tobytes() for words in hashes)
+    digests = [np.asarray(words, np.int64).astype(np.uint32).tobytes() for words in hashes]
+    if any(len(digest) > DIGEST_BYTES_MAX for digest in digests):
+        return None
     spans = zip(positions, lengths, digests, strict=True)
     return tuple(sorted((int(start), int(start) + int(length), digest) for start, length, digest in spans))
 
