@@ -15,7 +15,7 @@ namespace kvfix::bindings {
 
 template <std::size_t size>
 struct ArgumentName {
-    // NOLINTNEXTLINE(google-explicit-constructor): a literal stands for it
+    // NOLINTNEXTLINE(misc-explicit-constructor): a literal stands for it
     constexpr ArgumentName(const char (&name)[size]) { std::copy_n(name, size, text); }
     char text[size];
 };
@@ -23,7 +23,7 @@ struct ArgumentName {
 // T is std::uint32_t or std::uint64_t, or an optional of one: then None is taken as well.
 template <class T, ArgumentName argument>
 struct Named {
-    // NOLINTNEXTLINE(google-explicit-constructor): it is the number, once it has been read
+    // NOLINTNEXTLINE(misc-explicit-constructor): it is the number, once it has been read
     operator T() const { return value; }
     T value{};
 };
