@@ -1,11 +1,15 @@
 """Arrivals: generated ones and those of a trace fit the model, come in order, and keep what they share."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trtllm_kvfix.tools.bench.arrivals import Arrival, Sizes, from_trace, generated
+from trtllm_kvfix.tools.bench.arrivals import LOADS, Arrival, Load, Sizes, from_trace, generated
+from trtllm_kvfix.tools.bench.command import DEFAULT_LOAD, RATE, REQUESTS
+from trtllm_kvfix.tools.bench.runs import SMALL, VOCABULARY, run
 from trtllm_kvfix.tools.replay.trace import TraceError
 
 SIZES = Sizes(vocabulary=100, length_max=256)
@@ -31,13 +35,31 @@ def written(path: Path, *lines: dict[str, object]) -> Path:
     return path
 
 
-def test_generated_arrivals_fit_and_repeat_one_another() -> None:
-    arrivals = generated(60, 10.0, SIZES, 3)
-    assert len(arrivals) == 60 and fit(arrivals)
+@pytest.mark.parametrize("load", LOADS.values(), ids=list(LOADS))
+def test_generated_arrivals_fit_and_repeat_one_another(load: Load) -> None:
+    arrivals = generated(load, 64, 10.0, SIZES, 3)
+    assert len(arrivals) == 64 and fit(arrivals)
     assert [each.at_s for each in arrivals] == sorted(each.at_s for each in arrivals)
+    assert max(Counter(each.at_s for each in arrivals).values()) == load.burst
     assert 3 < arrivals[-1].at_s < 12
     assert max(shared(a, b) for i, a in enumerate(arrivals) for b in arrivals[:i]) > SIZES.length_max // 3
-    assert generated(60, 10.0, SIZES, 3) == arrivals != generated(60, 10.0, SIZES, 4)
+    assert generated(load, 64, 10.0, SIZES, 3) == arrivals != generated(load, 64, 10.0, SIZES, 4)
+
+
+def test_the_load_by_default_tells_the_tiers_and_the_ways_to_admit_apart() -> None:
+    sizes = Sizes(VOCABULARY, SMALL.config.length_max)
+    arrivals = generated(LOADS[DEFAULT_LOAD], REQUESTS["small"], RATE["small"], sizes, 0)
+    model = SMALL.model()
+    batched, one_by_one, without_host = (
+        run(config, model, arrivals, "cpu")
+        for config in (
+            SMALL.config,
+            replace(SMALL.config, manager="one-by-one"),
+            replace(SMALL.config, blocks_host=0),
+        )
+    )
+    assert batched.lost == 0 < one_by_one.lost
+    assert without_host.reused < 0.95 * batched.reused
 
 
 def test_a_trace_keeps_its_rhythm_and_what_its_prompts_share(tmp_path: Path) -> None:

@@ -11,7 +11,22 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TraceRequest, read_trace
 
 SYSTEM_PROMPTS = 4
-TURNS = (1, 4)  # of a conversation, the last excluded
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a generated load is for."""
+
+    purpose: str
+    conversations: int  # that go on at a time: their prompts fit the GPU's blocks, or they do not
+    burst: int  # requests that arrive at the same moment
+
+
+LOADS = {
+    "pressure": Load("more conversations than the GPU's blocks hold", conversations=24, burst=1),
+    "prefixes": Load("few conversations, over few system prompts", conversations=4, burst=1),
+    "bursts": Load("eight requests at a time, of more conversations than fit", conversations=24, burst=8),
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class Sizes:
         return self.length_max // 8
 
 
-def generated(requests: int, rate: float, sizes: Sizes, seed: int) -> list[Arrival]:
+def generated(load: Load, requests: int, rate: float, sizes: Sizes, seed: int) -> list[Arrival]:
     """Conversations over a few system prompts; each turn repeats the last one's prompt. Arrivals are random in time."""
     random = np.random.Generator(np.random.PCG64(seed))
     step = sizes.length_max // 16
@@ -47,15 +62,18 @@ def generated(requests: int, rate: float, sizes: Sizes, seed: int) -> list[Arriv
     made: list[Arrival] = []
     at_s = 0.0
     while len(made) < requests:
-        if not talking or random.random() < 0.4:
+        if len(talking) < load.conversations:
             talking.append(list(systems[int(random.integers(SYSTEM_PROMPTS))]))
-        number = int(random.integers(len(talking)))
+            number = len(talking) - 1
+        else:
+            number = int(random.integers(len(talking)))
         talking[number] += draw(int(random.integers(step // 2, 2 * step)))
         if len(talking[number]) + sizes.answer_max > sizes.length_max:
             del talking[number]
             continue
         made.append(Arrival(at_s, list(talking[number]), int(random.integers(4, sizes.answer_max + 1))))
-        at_s += float(random.exponential(1 / rate))
+        if len(made) % load.burst == 0:
+            at_s += float(random.exponential(load.burst / rate))
     return made
 
 

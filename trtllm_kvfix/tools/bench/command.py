@@ -12,7 +12,7 @@ from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
-from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
+from trtllm_kvfix.tools.bench.arrivals import LOADS, Sizes, from_trace, generated
 from trtllm_kvfix.tools.bench.report import BenchReport, WayOutcome, plot, print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
 from trtllm_kvfix.tools.pictures import check_plot
@@ -20,7 +20,8 @@ from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.terminal import terminal
 
 RATE = {"small": 100.0, "large": 60.0}
-REQUESTS = {"small": 40, "large": 160}
+DEFAULT_LOAD = "bursts"
+REQUESTS = {"small": 64, "large": 160}
 
 
 @click.command()
@@ -32,6 +33,14 @@ REQUESTS = {"small": 40, "large": 160}
     type=click.Choice(sorted(SIZES)),
     help="Size of the model; by default large on a GPU, else small.",
 )
+@click.option(
+    "--load",
+    "load_name",
+    type=click.Choice(list(LOADS)),
+    help="What the generated load is for: "
+    + "; ".join(f"{name}, {load.purpose}" for name, load in LOADS.items())
+    + ".",
+)
 @click.option("--requests", type=click.IntRange(2, 1_000_000), help="Number of requests of the load.")
 @click.option("--rate", type=usage.Real(min=0.001), help="Requests a second, on average.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each configuration.")
@@ -42,6 +51,7 @@ def bench(
     trace: Path | None,
     device_name: str,
     model_name: str | None,
+    load_name: str | None,
     requests: int | None,
     rate: float | None,
     repeats: int,
@@ -54,6 +64,8 @@ def bench(
     The load is generated, or takes the arrivals and shared prefixes of a TRACE (JSON lines, as for `replay`), cut down
     to the model's size. On a GPU the engine needs torch. The exit code is 2 on bad usage or a bad trace.
     """
+    if trace is not None and load_name is not None:
+        raise click.UsageError(f"--load {load_name} is for a generated load, and {trace} is given")
     if plot_path is not None:
         check_plot(plot_path)
     machine = open_machine(device_name)
@@ -63,7 +75,11 @@ def bench(
     requests, rate = requests or REQUESTS[name], rate or RATE[name]
     size = SIZES[name]
     sizes = Sizes(VOCABULARY, size.config.length_max)
-    arrivals = generated(requests, rate, sizes, seed) if trace is None else from_trace(trace, requests, rate, sizes)
+    load_name = load_name or DEFAULT_LOAD
+    if trace is None:
+        arrivals = generated(LOADS[load_name], requests, rate, sizes, seed)
+    else:
+        arrivals = from_trace(trace, requests, rate, sizes)
     chosen = ways(size.config, graphs=not simulated)
     arms = measured(len(chosen) * repeats, partial(execute, chosen, size.model(), arrivals, device_name, repeats))
     report = BenchReport(
@@ -71,7 +87,7 @@ def bench(
         device=device,
         simulated=simulated,
         model=size.text,
-        load=f"generated, seed {seed}" if trace is None else trace.name,
+        load=f"{load_name}: {LOADS[load_name].purpose}; seed {seed}" if trace is None else trace.name,
         requests=len(arrivals),
         rate=rate,
         repeats=repeats,
