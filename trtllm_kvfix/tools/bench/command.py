@@ -37,7 +37,7 @@ REQUESTS = {"small": 64, "large": 160}
     "--load",
     "load_name",
     type=click.Choice(list(LOADS)),
-    help=f"The generated load; by default {DEFAULT_LOAD}. {'; '.join(f'{key}: {LOADS[key].purpose}' for key in LOADS)}.",
+    help=f"Generated load; by default {DEFAULT_LOAD}. {'; '.join(f'{key}: {LOADS[key].purpose}' for key in LOADS)}.",
 )
 @click.option("--requests", type=click.IntRange(2, 1_000_000), help="Number of requests of the load.")
 @click.option("--rate", type=usage.Real(min=0.001), help="Requests a second, on average.")
