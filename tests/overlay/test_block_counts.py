@@ -56,6 +56,13 @@ def test_statistics_of_another_kind_are_passed_on(told: Any, caplog: pytest.LogC
     assert len(caplog.messages) == 1 and "cannot be read" in caplog.messages[0]
 
 
+def test_counts_that_are_wrong_are_said_although_others_could_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    told = iter([statistics("many", None), statistics(11, -1)])
+    look = block_counts.looking_at_counts(lambda _manager: next(told))
+    assert counted(look(None) for _ in range(2)) == 1
+    assert ["cannot be read" in caplog.messages[0], "11 of 10 blocks" in caplog.messages[1]] == [True, True]
+
+
 def test_upstreams_exceptions_pass_through() -> None:
     def fails(_manager: Any) -> Any:
         raise RuntimeError("upstream's")

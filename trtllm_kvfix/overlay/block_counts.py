@@ -27,28 +27,27 @@ def replacements(active: "Activation") -> list[Replacement]:
 
 
 def looking_at_counts(original: Callable[..., Any]) -> Callable[..., Any]:
-    said = False
+    said: set[str] = set()
 
     def get_kv_cache_stats(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal said
         stats = original(self, *args, **kwargs)
         try:
             wrong = impossible(stats.free_num_blocks, stats.used_num_blocks, stats.max_num_blocks)
         except Exception as error:
             wrong = ""
-            if not said:
+            if "unreadable" not in said:
+                said.add("unreadable")
                 log.warning("upstream's statistics of its blocks cannot be read: %s", described(error))
-                said = True
         if wrong:
             counters.impossible_block_counts.add()
-            if not said:
+            if "impossible" not in said:
+                said.add("impossible")
                 log.error(
                     "upstream's KV cache has lost count of its blocks: %s. Its own host tier does so up to 1.3.0rc13: "
                     "set kv_cache_config.host_cache_size to 0, or upgrade. docs/hazards/unfixed.md has more. This is "
                     "logged once",
                     wrong,
                 )  # fmt: skip
-                said = True
         return stats
 
     return get_kv_cache_stats
