@@ -71,7 +71,7 @@ void add_sides(const Sides& sides, int order, Enqueued& behind) {
 
 // The call that pins memory may wait for the device; the first use of it must not, so what that needs is made here.
 void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes, bool registered) {
-    call.parts.ranges.add(begin, bytes, registered);
+    call.parts.ranges.add(begin, bytes, registered, call.parts.watch.stacks.take());
     call.parts.streams.prepare(call.context);
 }
 

@@ -31,6 +31,7 @@ class Enqueued {
         use.seen = watch_.by_order ? place_.seen : nullptr;
         use.order = place_.order;
         use.stack = stack_;
+        use.pinned = range.stack;
         use.thread = self().id;
         use.context = key_.context;
         use.stream = stream;

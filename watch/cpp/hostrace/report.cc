@@ -93,6 +93,7 @@ void Report::write_race(Pair pair, const Race& race) {
     text.name("use_thread") << static_cast<std::uint64_t>(use.thread);
     text.name("touch_thread") << static_cast<std::uint64_t>(self().id);
     text.name("thread_name").quoted(thread_name.data());
+    stacks_.print(use.pinned, text.name("pinned_stack"));
     stacks_.print(use.stack, text.name("use_stack"));
     stacks_.print_here(text.name("touch_stack"), race.frames);
     write_line(text << "}\n");

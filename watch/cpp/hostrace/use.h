@@ -88,6 +88,7 @@ struct Use : Side {
     std::uint64_t order = 0;
     std::uint32_t neighbours = 0;  // touches beside it since it ended
     std::uint32_t stack = 0;
+    std::uint32_t pinned = 0;  // the stack of the call that pinned its memory
     int thread = 0;
     const void* context = nullptr;
     std::uint64_t stream = 0;

@@ -81,7 +81,9 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
         if (verdict.answer != Answer::race) {
             return verdict.opening;
         }
-        raced({verdict, access, how, nullptr, nullptr});
+        Frames frames;
+        native_frames(frames);
+        raced({verdict, access, how, nullptr, frames.data()});
     }
 }
 
@@ -91,7 +93,9 @@ void Watcher::give_back(std::uintptr_t begin, std::size_t bytes, const char* how
     }
     const Verdict verdict = guard.give_back(begin, bytes);
     if (verdict.answer == Answer::race) {
-        raced({verdict, Access::give_back, how, nullptr, nullptr});
+        Frames frames;
+        native_frames(frames);
+        raced({verdict, Access::give_back, how, nullptr, frames.data()});
     }
 }
 
