@@ -12,7 +12,13 @@
 namespace hostrace {
 namespace {
 
-constexpr std::array kKinds{"copy", "memset", "kernel", "copy of a graph", "memset of a graph", "kernel of a graph"};
+constexpr std::array kKinds{"copy",
+                            "memset",
+                            "kernel",
+                            "copy of a graph",
+                            "memset of a graph",
+                            "kernel of a graph",
+                            "copy that should have read it"};
 constexpr std::array kGrades{"race", "unordered", "possible"};
 constexpr std::array kAccesses{"read", "write", "free"};
 

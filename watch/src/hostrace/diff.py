@@ -10,10 +10,11 @@ import click
 
 from hostrace.errors import HostraceError
 from hostrace.races import Race
-from hostrace.report import FORMAT, number_of
+from hostrace.report import COMPARED, FORMAT, number_of
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Identity = tuple[str, ...]
+HOW = {"": "an instruction", COMPARED: "somebody"}
 
 
 @dataclass
@@ -58,7 +59,7 @@ def lines(before: Side, after: Side) -> Iterator[str]:
         counts = before.races[race], after.races[race]
         word = "gone" if not counts[1] else "new" if not counts[0] else "still"
         touch, how, use, device, touched, enqueued = race
-        yield f"{word:5} {counts[0]:,} -> {counts[1]:,}  {touch} by {how or 'an instruction'} of what a {use} {device}"
+        yield f"{word:5} {counts[0]:,} -> {counts[1]:,}  {touch} by {HOW.get(how, how)} of what a {use} {device}"
         yield f"      touched in {touched}, enqueued in {enqueued}"
     yield str(before)
     yield str(after)

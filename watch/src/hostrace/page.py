@@ -7,7 +7,7 @@ from shlex import join
 from string import Template
 
 from hostrace.races import Race, Stack
-from hostrace.report import Report, number_of, remedy, summary, title, where
+from hostrace.report import COMPARED, Report, number_of, remedy, summary, title, where
 
 LABELS, SPAN, RIGHT = 180, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
@@ -47,6 +47,7 @@ def headline(report: Report) -> str:
 
 def section(race: Race, number: int, kind: str) -> str:
     tag = "doubt" if kind == "possible" else "wrong"
+    noticed = "touched" if race.how != COMPARED else "noticed"
     times = f"{number_of(race.times, 'time')} in {number_of(len(race.pids), 'process', 'processes')}"
     return "\n".join(
         (
@@ -58,7 +59,7 @@ def section(race: Race, number: int, kind: str) -> str:
             bytes_bar(race),
             '<div class="stacks">',
             *stack(f"Thread {race.use_thread} enqueued", race.use_stack),
-            *stack(f"Thread {race.touch_thread} ({race.thread_name}) touched", race.touch_stack),
+            *stack(f"Thread {race.touch_thread} ({race.thread_name}) {noticed}", race.touch_stack),
             *(stack("Where the memory was pinned", race.pinned_stack) if race.pinned_stack.frames else ()),
             "</div></section>",
         )

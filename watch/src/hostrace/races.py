@@ -23,6 +23,7 @@ NUMBERS = (
     "unbegun",
     "own_order",
     "shared_pages",
+    "digested",
 )
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames on the driver's side of a call do not show the caller.

@@ -9,13 +9,19 @@ from hostrace.suppressions import Suppression, split
 
 FORMAT = 3
 LISTS = ("races", "unordered", "possible", "suppressed")
-VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
+VERBS = {"read": "read it", "write": "wrote it", "free": "gave it back"}
+COMPARED = "compared"  # how a touch was found that nobody saw: the bytes had changed
+PROMISED = "copy that should have read it"
 UNSEEN = {
     "dropped": ("use", "could not be watched: too many at once, or their pages could not be protected"),
     "unwatched_streams": ("use", "could not be watched: the stream took no flag"),
     "shared_pages": (
         "use",
-        "could be watched in part only: registered memory shares pages with other memory, which are never protected",
+        "could be protected in part only: registered memory shares pages with other memory, which are never protected",
+    ),
+    "digested": (
+        "source",
+        "of copies had bytes that are not protected: these were compared when the program had waited",
     ),
     "let_go": ("use", "had ended, and was let go before the program had observed that: too many, or in the way"),
     "unbegun": ("use", "was touched while the device waited for the host before it: it is no longer watched"),
@@ -88,7 +94,13 @@ def number_of(count: int, singular: str, plural: str = "") -> str:
 def title(race: Race) -> str:
     """The race in one sentence."""
     doing = "reads" if race.device == "reads" else "writes"
-    touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
+    touched = VERBS[race.touch]
+    if race.how == COMPARED:
+        touched = "changed it" if race.touch == "write" else touched
+    elif race.how:
+        touched = f"{touched} by {race.how}()"
+    if race.use == PROMISED:
+        return f"The host {touched} after a copy that the driver promised to have read by then, and may read later"
     if race.grade == "race":
         return f"The host {touched} while a {race.use} still {doing} it"
     if race.grade == "unordered":
@@ -102,6 +114,11 @@ def remedy(race: Race) -> str:
     stream = streams.get(race.stream, f"stream {race.stream:#x}")
     behind = f"the launch of the graph that has this {race.use.partition(' ')[0]}"
     behind = behind if race.use.endswith("graph") else f"the {race.use}"
+    if race.use == PROMISED:
+        return (
+            "The program is right (DURING_API_CALL), and drivers break that promise for pageable sources of more than "
+            f"64 KiB: pin the source, or let the host wait for {stream} before it touches it."
+        )
     wait = f"let the host wait for {stream}, or for an event recorded there behind {behind},"
     if race.touch == "free":
         text = f"{wait} before it gives the memory back"
@@ -149,7 +166,8 @@ def race_lines(heading: str, race: Race) -> Iterator[str]:
     yield f"  remedy: {remedy(race)}"
     if race.pinned_stack.place is not None:
         yield f"  pinned at {race.pinned_stack.place}"
-    yield f"  touched by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
+    noticed = "touched" if race.how != COMPARED else "noticed"
+    yield f"  {noticed} by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
     yield from _frames(race.touch_stack)
     yield f"  enqueued by thread {race.use_thread}:"
     yield from _frames(race.use_stack)
