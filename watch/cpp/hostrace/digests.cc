@@ -1,12 +1,12 @@
 #include "hostrace/digests.h"
 
-#include <sys/mman.h>
-#include <sys/uio.h>
+#include <fcntl.h>
 #include <unistd.h>
+#include <cerrno>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <utility>
 
 namespace hostrace {
 namespace {
@@ -29,38 +29,32 @@ Span bytes_of(const Use& use) { return {use.shape.begin, use.shape.end()}; }
 
 }  // namespace
 
-// Through the kernel: the memory may have been unmapped.
-bool digest_of(Span bytes, std::uint64_t& digest) {
+// Through a file: the memory may have been unmapped, or a use may have its pages. Programs in a sandbox may open files,
+// and are ended for rarer calls. It is opened each time, because the program may close what it does not know.
+Digests::Found Digests::read(Span bytes, std::uint64_t& digest) {
+    const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    if (memory < 0) {
+        return Found::unknown;
+    }
     Lanes lanes{1, 2, 3, 4};
     Block block{};
-    for (std::uintptr_t at = bytes.begin; at < bytes.end;) {
+    Found found = Found::as_it_was;
+    for (std::uintptr_t at = bytes.begin; at < bytes.end && found == Found::as_it_was;) {
         const std::size_t count = std::min(bytes.end - at, sizeof block);
         const std::size_t words = (count + sizeof(Lanes) - 1) / sizeof(Lanes) * kLanes;
-        std::fill_n(block.begin() + (words - std::min(words, kLanes)), std::min(words, kLanes), 0);
-        const iovec ours{block.data(), count};
-        const iovec theirs{reinterpret_cast<void*>(at), count};
-        if (process_vm_readv(getpid(), &ours, 1, &theirs, 1, 0) != static_cast<ssize_t>(count)) {
-            return false;
+        std::fill_n(block.begin() + (words - kLanes), kLanes, 0);
+        const ssize_t got = pread(memory, block.data(), count, static_cast<off_t>(at));
+        if (std::cmp_not_equal(got, count)) {
+            found = got >= 0 || errno == EIO ? Found::gone : Found::unknown;
         }
         mix(lanes, block, words);
         at += count;
     }
+    close(memory);
     for (const std::uint64_t lane : lanes) {
         digest = (digest ^ lane) * kFactor;
     }
-    return true;
-}
-
-bool mapped(Span bytes) {
-    const Span pages = pages_around(bytes);
-    std::array<unsigned char, 256> there{};
-    for (std::uintptr_t at = pages.begin; at < pages.end; at += there.size() * kPageSize) {
-        const std::size_t count = std::min(pages.end - at, there.size() * kPageSize);
-        if (mincore(reinterpret_cast<void*>(at), count, there.data()) != 0) {
-            return false;
-        }
-    }
-    return true;
+    return found;
 }
 
 bool Digests::add(const Use& use, Span bytes) {
@@ -68,7 +62,7 @@ bool Digests::add(const Use& use, Span bytes) {
     forget_written();
     const auto here = [&](const Use& other) { return bytes_of(other).meets(bytes); };
     Entry entry{use, bytes, 0};
-    if (std::any_of(written_.begin(), written_.end(), here) || !digest_of(bytes, entry.digest)) {
+    if (std::any_of(written_.begin(), written_.end(), here) || read(bytes, entry.digest) != Found::as_it_was) {
         return false;
     }
     if (entries_.size() == kEntriesMax) {
@@ -106,10 +100,8 @@ void Digests::forget_written() {
 
 Digests::Found Digests::look(const Entry& entry) {
     std::uint64_t now = 0;
-    if (digest_of(entry.bytes, now)) {
-        return now == entry.digest ? Found::as_it_was : Found::changed;
-    }
-    return mapped(entry.bytes) ? Found::as_it_was : Found::gone;
+    const Found found = read(entry.bytes, now);
+    return found == Found::as_it_was && now != entry.digest ? Found::changed : found;
 }
 
 }  // namespace hostrace

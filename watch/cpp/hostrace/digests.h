@@ -11,13 +11,9 @@
 
 namespace hostrace {
 
-// False where the memory cannot be read.
-bool digest_of(Span bytes, std::uint64_t& digest);
-bool mapped(Span bytes);
-
 class Digests {
   public:
-    enum class Found : std::uint8_t { as_it_was, changed, gone };
+    enum class Found : std::uint8_t { as_it_was, changed, gone, unknown };
 
     // Code of the program is about to run in the stream, and may write what `observe` makes known to be over.
     template <typename Observe>
@@ -64,6 +60,7 @@ class Digests {
         std::uint64_t digest = 0;
     };
     static Found look(const Entry& entry);
+    static Found read(Span bytes, std::uint64_t& digest);
     void forget_written();
 
     std::mutex mutex_;

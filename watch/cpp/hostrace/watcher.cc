@@ -74,7 +74,7 @@ void Watcher::raced(const Race& race) {
 void Watcher::observed() {
     guard.retire();
     digests.compare([&](const Use& use, Span bytes, Digests::Found found) {
-        if (found == Digests::Found::as_it_was) {
+        if (found != Digests::Found::changed && found != Digests::Found::gone) {
             return;
         }
         Verdict verdict;

@@ -82,7 +82,7 @@ TEST_F(DigestsTest, NothingIsComparedBeforeTheProgramHasObservedTheEnd) {
     EXPECT_TRUE(digests_.idle());
 }
 
-TEST_F(DigestsTest, MemoryThatWentIsGoneAndMemoryThatCannotBeReadIsLeftAlone) {
+TEST_F(DigestsTest, MemoryThatWentIsGoneAndMemoryThatIsProtectedIsRead) {
     add(bytes());
     add(bytes(0, kPageSize));
     end();
