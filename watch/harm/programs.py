@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from watch.gpu.driver import ORDER_DURING_CALL, Address, Attributes, Driver, Size
+from watch.gpu.driver import ORDER_DURING_CALL, Driver, Size
 
 PAGE = 4096
 PROGRAMS: dict[str, Callable[[Driver], object]] = {}
@@ -176,11 +176,8 @@ def threads_that_fill_their_own_buffers(cuda: Driver) -> object:
 
 
 def promise(cuda: Driver, address: int, bytes_: int) -> None:
-    """A batch of one, whose source is free when the call returns."""
-    to, source = (c.byref(Address(each or 0)) for each in (cuda.device.value, address))
-    copies = (to, source, c.byref(Size(bytes_)), Size(1))
-    orders = (c.byref(Attributes(ORDER_DURING_CALL)), c.byref(Size(0)), Size(1))
-    cuda("cuMemcpyBatchAsync_v2", *copies, *orders, cuda.stream)
+    """The source is free when the call returns."""
+    cuda.batch([(cuda.device.value or 0, address, bytes_)], ORDER_DURING_CALL)
 
 
 @program

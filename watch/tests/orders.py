@@ -16,7 +16,6 @@ from watch.gpu.driver import (
     ORDER_DURING_CALL,
     ORDER_STREAM,
     Address,
-    Attributes,
     Driver,
     Handle,
     Size,
@@ -337,16 +336,6 @@ def copy_waits_for_an_event_behind_a_value(cuda: Driver) -> None:
 PAGEABLE = 1 << 18
 
 
-def batch(cuda: Driver, sources: list[tuple[int, int]], order: int) -> None:
-    """Copies of (address, bytes), as one call."""
-    count = len(sources)
-    to = (Address * count)(*(cuda.device.value or 0 for _ in sources))
-    origins = (Address * count)(*(address for address, _ in sources))
-    sizes = (Size * count)(*(size for _, size in sources))
-    attributes, first = Attributes(order), (Size * 1)(0)
-    cuda("cuMemcpyBatchAsync_v2", to, origins, sizes, Size(count), c.byref(attributes), first, Size(1), cuda.stream)
-
-
 def pageable(order: int, touch: Callable[[Driver, mmap.mmap], object], bytes_: int = PAGEABLE) -> Program:
     """`touch` behind a batch that reads memory which nobody pinned."""
 
@@ -354,7 +343,7 @@ def pageable(order: int, touch: Callable[[Driver, mmap.mmap], object], bytes_: i
         for _ in range(ROUNDS):
             memory = mmap.mmap(-1, bytes_)
             address = c.addressof(c.c_char.from_buffer(memory))
-            batch(cuda, [(address, bytes_)], order)
+            cuda.batch([(cuda.device.value or 0, address, bytes_)], order)
             touch(cuda, memory)
             cuda.synchronize()
 
@@ -397,7 +386,7 @@ MAYBE["pageable_source_that_the_driver_promised_to_have_read"] = pageable(ORDER_
 @into(CLEAN)
 def pinned_source_that_the_driver_has_read(cuda: Driver) -> None:
     def once(host: Any) -> None:
-        batch(cuda, [(c.addressof(host), len(host))], ORDER_DURING_CALL)
+        cuda.batch([(cuda.device.value or 0, c.addressof(host), len(host))], ORDER_DURING_CALL)
         host[0] += 1
 
     rounds(cuda, once, PAGEABLE)

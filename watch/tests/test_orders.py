@@ -62,4 +62,5 @@ def test_a_promise_that_drivers_break_is_named(watch: Watch) -> None:
 def test_memory_that_goes_before_a_wait_is_said_to_have_gone(watch: Watch) -> None:
     done = ran(watch, "pageable_source_that_goes")
     assert "The host gave it back, and nothing had waited for a copy that reads it" in done.said
+    assert "somewhere from byte 0 on of 262,144 bytes" in done.said
     assert "20 uses watched" in done.said

@@ -189,6 +189,11 @@ def test_options_of_a_run_are_refused_where_nothing_runs(tmp_path: Path) -> None
     assert (status, "takes no options of a run" in said) == (2, True)
 
 
+def test_a_comparison_has_help() -> None:
+    done = CliRunner().invoke(hostrace, ["diff", "-h"])
+    assert (done.exit_code, "BEFORE AFTER" in done.output) == (0, True)
+
+
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     for text, says in (("[]", "is no report"), ('{"format": 2}', "a report of format 2, and this hostrace reads 3")):

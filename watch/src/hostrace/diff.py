@@ -31,7 +31,7 @@ class Side:
         return f"{self.name}: {times} in {uses} watched in {number_of(self.processes, 'process', 'processes')}"
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
 @click.pass_context

@@ -111,9 +111,11 @@ def mark(x: float, top: float, stream_top: float, kind: str, text: str) -> Itera
 
 def bytes_bar(race: Race) -> str:
     share = 100 * race.at / max(race.bytes, 1)
+    touched = "touched" if race.how != COMPARED else "compared"
     return (
         f'<div class="bytes" title="byte {race.at} of {race.bytes}"><i style="left:{share:.2f}%"></i></div>'
-        f'<p class="small">Byte {race.at:,} of {race.bytes:,}, from {race.begin:#x} on; the first that was touched.</p>'
+        f'<p class="small">Byte {race.at:,} of {race.bytes:,}, from {race.begin:#x} on; '
+        f"the first that was {touched}.</p>"
     )
 
 

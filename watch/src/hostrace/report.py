@@ -143,7 +143,8 @@ def where(race: Race) -> str:
         shape += f" ({race.rows:,} rows of {race.width:,})"
     age = f"{race.age_us:,.0f} us"
     since = f"enqueued {age} before" if race.grade == "unordered" else f"in use for {age}"
-    return f"byte {race.at:,} of {shape} at {race.begin:#x}, {since} on stream {race.stream:#x}"
+    first = f"somewhere from byte {race.at:,} on" if race.how == COMPARED else f"byte {race.at:,}"
+    return f"{first} of {shape} at {race.begin:#x}, {since} on stream {race.stream:#x}"
 
 
 def lines(report: Report) -> Iterator[str]:
