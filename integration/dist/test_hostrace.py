@@ -63,7 +63,7 @@ def test_a_race_is_found_where_nothing_else_is_installed(
     done = run(programs / "hostrace", "--json", "races.json", "--", *racy, environ=environ, folder=tmp_path)
     (race,) = json.loads((tmp_path / "races.json").read_text())["races"]
     assert (done.returncode, race["touch"], race["use"]) == (3, "write", "copy"), done.stderr
-    assert any("programs.py" in frame[0] for frame in race["touch_stack"]["python"])
+    assert any("programs.py" in frame["file"] for frame in race["touch_stack"]["python"])
     alone = run(programs / "python", "-c", "import trtllm_kvfix", environ=environ, folder=tmp_path)
     assert "No module named 'trtllm_kvfix'" in alone.stderr
 

@@ -59,7 +59,8 @@ def races() -> Report:
     """A race and a possible one, with frames long enough to break a narrow page."""
     module = "serving/workers/speculative/model_engine_with_a_long_name.py"
     ship = Stack(
-        (Frame(module, 412, "prepare_inputs"), Frame(module, 97, "step")), (Frame("libtorch_cuda.so", None, ""),)
+        (Frame(module, 412, "prepare_inputs"), Frame(module, 97, "step")),
+        (Frame("", None, "", "libtorch_cuda.so", 0x17ABB3B),),
     )
     refill = Stack((Frame(module, 455, "prepare_next_batch"), Frame("serving/loop.py", 31, "run_forever")), ())
 
@@ -67,8 +68,8 @@ def races() -> Report:
         return Race(
             grade=grade, touch="write", how="", use=use, device="reads", begin=0x7FBC3CA89000, bytes=65_536,
             at=20_000, width=65_536, rows=1, stream=0x55700C1DB960, age_us=98.0, since_us=3_204_511.0,
-            use_thread=10_628, touch_thread=10_640, thread_name="python", use_stack=ship, touch_stack=refill,
-            times=5, pids=[77],
+            use_thread=10_628, touch_thread=10_640, thread_name="python", pinned_stack=ship,
+            use_stack=ship, touch_stack=refill, times=5, pids=[77],
         )  # fmt: skip
 
     return Report(

@@ -46,3 +46,14 @@ def test_without_hostrace_the_other_commands_stay() -> None:
     done = without_hostrace("--help")
     assert done.returncode == 0
     assert "  watch " in done.stdout and "  verify " in done.stdout
+
+
+def test_reports_are_compared_by_hostrace(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "races.json"
+    command = [sys.executable, "-m", "trtllm_kvfix", "watch"]
+    for arguments, status in (("--json", str(file), "--", *RACY), 3), (("diff", str(file), str(file)), 1):
+        done = subprocess.run(
+            [*command, *arguments], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == status, done.stderr
+    assert done.stdout.startswith("still 1 -> 1  write by an instruction of what a copy reads\n")

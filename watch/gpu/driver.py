@@ -1,6 +1,7 @@
 """The part of the CUDA driver API that the planted programs call, through ctypes: they start in a moment."""
 
 import ctypes as c
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from watch.gpu.gate import Gate
@@ -109,6 +110,14 @@ class Driver:
         host = Handle()
         self("cuMemHostAlloc", c.byref(host), Size(bytes_), 3)
         return (c.c_ubyte * bytes_).from_address(host.value or 0)
+
+    def batch(self, copies: Sequence[tuple[int, int, int]], order: int) -> None:
+        """Copies of (to, from, bytes), by one call."""
+        to, origins, sizes = zip(*copies, strict=True)
+        count = len(copies)
+        given = ((Address * count)(*to), (Address * count)(*origins), (Size * count)(*sizes), Size(count))
+        orders = (c.byref(Attributes(order)), (Size * 1)(0), Size(1))
+        self("cuMemcpyBatchAsync_v2", *given, *orders, self.stream)
 
     def synchronize(self, stream: Handle | None = None) -> None:
         self("cuStreamSynchronize", stream or self.stream)

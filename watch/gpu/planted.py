@@ -16,7 +16,6 @@ from watch.gpu.driver import (
     ORDER_ANY,
     ORDER_STREAM,
     Address,
-    Attributes,
     Copy2d,
     Copy3d,
     Driver,
@@ -191,16 +190,8 @@ def batch(order: int) -> Case:
     def make(cuda: Driver) -> Round:
         host = cuda.pinned(BYTES)
         half = BYTES // 2
-        dsts = (Address * 2)(cuda.device.value + half, cuda.device.value)
-        srcs = (Address * 2)(c.addressof(host) + half, c.addressof(host))
-        sizes, starts = (Size * 2)(half, half), (Size * 1)(0)
-        attributes = Attributes(order=order)
-
-        def enqueue() -> None:
-            given = (dsts, srcs, sizes, Size(2), c.byref(attributes), starts, Size(1))
-            cuda("cuMemcpyBatchAsync_v2", *given, cuda.stream)
-
-        return to_device(cuda, host, enqueue)
+        copies = [(cuda.device.value + at, c.addressof(host) + at, half) for at in (half, 0)]
+        return to_device(cuda, host, lambda: cuda.batch(copies, order))
 
     return make
 

@@ -117,7 +117,7 @@ def caught_in(report: dict[str, Any]) -> int:
 def has_our_frames(race: dict[str, Any]) -> bool:
     """Both stacks name a line of the planted program."""
     return all(
-        any(Path(frame[0]).name in FILES and frame[1] for frame in race[stack]["python"])
+        any(Path(frame["file"]).name in FILES and frame["line"] for frame in race[stack]["python"])
         for stack in ("use_stack", "touch_stack")
     )
 

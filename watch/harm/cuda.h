@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -55,6 +56,19 @@ struct Cuda {
     void wait() { call("cuStreamSynchronize", stream); }
     void send(const void* from, std::size_t bytes) { call("cuMemcpyHtoDAsync_v2", memory, from, bytes, stream); }
     void fetch(void* to, std::size_t bytes) { call("cuMemcpyDtoHAsync_v2", to, memory, bytes, stream); }
+    // As a batch of one, whose source is free when the call returns.
+    void promise(const void* from, std::size_t bytes) {
+        struct Attributes {
+            int order;
+            std::array<int, 4> hints;
+            unsigned flags;
+        } attributes{2, {}, 0};
+        unsigned long long to = memory;
+        auto source = reinterpret_cast<unsigned long long>(from);
+        std::size_t first = 0;
+        call("cuMemcpyBatchAsync_v2", &to, &source, &bytes, std::size_t{1}, &attributes, &first, std::size_t{1},
+             stream);
+    }
     void finish() {
         open();
         wait();

@@ -2,12 +2,15 @@
 // the same with and without hostrace. `programs` lists them.
 #include <aio.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/select.h>
@@ -717,6 +720,130 @@ PROGRAM(files_from_pinned_memory) {
     say("pread", pread(plain, pinned.page, 100, 5));
     std::memset(pinned.page, 'b', 64);
     say("rename", (std::strcpy(pinned.page, "by_write"), std::rename(pinned.page, "renamed")));
+    return 0;
+}
+PROGRAM(numbers_of_its_files) {
+    Cuda cuda;
+    char* page = cuda.pinned(kPage);
+    cuda.send(page, kPage);
+    cuda.wait();
+    say("file", open("/dev/null", O_RDONLY));
+    return 0;
+}
+
+// What a program in a sandbox would not miss.
+void forbid(std::initializer_list<int> calls) {
+    std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+    for (const int number : calls) {
+        filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(number), 0, 1));
+        filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+    }
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    say("seccomp", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+PROGRAM(sandbox_that_kills_for_rare_calls) {
+    Cuda cuda;
+    std::vector<char> memory(4 * kPage);
+    cuda.pin(memory.data() + 100, 3 * kPage);
+    forbid({SYS_process_vm_readv, SYS_process_vm_writev, SYS_ptrace, SYS_mincore, SYS_userfaultfd, SYS_memfd_create,
+            SYS_io_uring_setup, SYS_execve, SYS_fork, SYS_vfork, SYS_kill, SYS_perf_event_open, SYS_bpf});
+    for (int round = 0; round < 20; ++round) {
+        std::memset(memory.data() + 100, round, 3 * kPage);
+        cuda.send(memory.data() + 100, 3 * kPage);
+        memory[0] = memory[4 * kPage - 1] = 7;
+        cuda.wait();
+        cuda.fetch(memory.data() + 100, 3 * kPage);
+        cuda.wait();
+        say("round", memory[100 + kPage]);
+    }
+    return 0;
+}
+
+// Sources that nobody pinned, which the program may do with as it likes when the call has returned.
+constexpr std::size_t kSource = std::size_t{256} << 10;
+char* mapped(int protection, void* at = nullptr) {
+    const int fixed = at == nullptr ? 0 : MAP_FIXED;
+    return static_cast<char*>(mmap(at, kSource, protection, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0));
+}
+PROGRAM(source_whose_place_becomes_code) {
+    Cuda cuda;
+    char* memory = mapped(PROT_READ | PROT_WRITE);
+    cuda.close();
+    cuda.promise(memory, kSource);
+    munmap(memory, kSource);
+    mapped(PROT_READ | PROT_WRITE, memory);
+    const std::array<unsigned char, 6> returns_seven{0xb8, 7, 0, 0, 0, 0xc3};
+    std::memcpy(memory + kPage, returns_seven.data(), returns_seven.size());
+    mprotect(memory, kSource, PROT_READ | PROT_EXEC);
+    const auto function = reinterpret_cast<int (*)()>(memory + kPage);
+    say("code", function());
+    cuda.finish();
+    say("code", function());
+    memory[0] = 1;  // and it is still no memory to write to
+    return 0;
+}
+[[gnu::noinline]] void from_the_stack(Cuda& cuda) {
+    std::array<char, kSource> memory;
+    memory.fill(3);
+    cuda.promise(memory.data(), memory.size());
+}
+[[gnu::noinline]] long deep(long calls) {
+    std::array<char, kPage> frame;
+    frame.fill(static_cast<char>(calls));
+    asm volatile("" : : "r"(frame.data()) : "memory");
+    return calls == 0 ? 0 : deep(calls - 1) + frame[0];
+}
+PROGRAM(source_on_a_stack_that_goes_on) {
+    static Cuda cuda;
+    std::thread([] {
+        cuda.use();
+        cuda.close();
+        from_the_stack(cuda);
+        say("deep", deep(100));
+        cuda.finish();
+        say("deep", deep(100));
+    }).join();
+    return 0;
+}
+PROGRAM(source_that_is_never_written) {
+    Cuda cuda;
+    char* memory = mapped(PROT_READ);
+    cuda.promise(memory, kSource);
+    cuda.wait();
+    say("read", memory[9]);
+    memory[9] = 1;  // ends the program
+    return 0;
+}
+// As programs do that make their own system calls.
+long raw_read(int file, void* to, std::size_t bytes) {
+    long result = SYS_read;
+    asm volatile("syscall" : "+a"(result) : "D"(file), "S"(to), "d"(bytes) : "rcx", "r11", "memory");
+    return result;
+}
+PROGRAM(source_into_which_a_raw_call_reads) {
+    Cuda cuda;
+    char* memory = mapped(PROT_READ | PROT_WRITE);
+    const Pair pair(SOCK_STREAM);
+    cuda.close();
+    cuda.promise(memory, kSource);
+    pair.wake();
+    say("read", raw_read(pair.ends[0], memory + kPage, 4));
+    cuda.finish();
+    say("data", memory[kPage + 1]);
+    return 0;
+}
+PROGRAM(raw_call_beside_registered_memory) {
+    Cuda cuda;
+    char* memory = mapped(PROT_READ | PROT_WRITE);
+    const Pair pair(SOCK_STREAM);
+    cuda.pin(memory + 100, 2 * kPage);
+    cuda.close();
+    cuda.fetch(memory + 100, 2 * kPage);
+    pair.wake();
+    say("read", raw_read(pair.ends[0], memory, 4));
+    cuda.finish();
     return 0;
 }
 PROGRAM(fails_with_what_the_kernel_says) {

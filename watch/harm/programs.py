@@ -4,10 +4,12 @@ import asyncio
 import ctypes as c
 import faulthandler
 import mmap
+import multiprocessing
 import os
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from watch.gpu.driver import Driver, Size
+from watch.gpu.driver import ORDER_DURING_CALL, Driver, Size
 
 PAGE = 4096
 PROGRAMS: dict[str, Callable[[Driver], object]] = {}
@@ -171,6 +173,59 @@ def threads_that_fill_their_own_buffers(cuda: Driver) -> object:
             cuda.synchronize()
             sums.append(tuple(pool.map(fill, pages)))
     return sums[-1], len(set(sums))
+
+
+def promise(cuda: Driver, address: int, bytes_: int) -> None:
+    """The source is free when the call returns."""
+    cuda.batch([(cuda.device.value or 0, address, bytes_)], ORDER_DURING_CALL)
+
+
+@program
+def sources_that_python_frees(cuda: Driver) -> object:
+    lengths = []
+    cuda.gate.close(cuda.stream)
+    for size in range(100_000, 500_000, 20_000):
+        source = bytearray(size)
+        promise(cuda, c.addressof(c.c_char.from_buffer(source)), size)
+        source = bytearray(b"x" * (size // 2))
+        lengths.append(len(source.upper()))
+    cuda.gate.open()
+    cuda.synchronize()
+    return lengths
+
+
+@program
+def a_file_in_memory_as_source(cuda: Driver) -> object:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"weights" * 50_000)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as memory:
+            promise(cuda, c.addressof(c.c_char.from_buffer(memory)), len(memory))
+            memory[100_000:100_003] = b"new"
+            cuda.synchronize()
+            return memory[:7], memory[99_999:100_004]
+
+
+@program
+def a_pool_of_processes(cuda: Driver) -> object:
+    small = Small(cuda)
+    small.begin()
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        lengths = pool.map(len, ["a", "bb", "ccc"])
+    small.end()
+    return lengths
+
+
+@program
+def a_data_base_beside_copies(cuda: Driver) -> object:
+    small = Small(cuda)
+    with sqlite3.connect(":memory:", check_same_thread=False) as base:
+        base.execute("create table pages (number integer, bytes blob)")
+        for number in range(20):
+            small.begin()
+            base.execute("insert into pages values (?, ?)", (number, small.free))
+            small.end()
+        return base.execute("select count(*), sum(length(bytes)) from pages").fetchall()
 
 
 @program

@@ -4,13 +4,22 @@ Each uses the device, lets it come to its end unobserved, and touches; the racy 
 """
 
 import ctypes as c
+import mmap
 import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from watch.gpu.driver import Address, Driver, Handle, Size
+from watch.gpu.driver import (
+    ORDER_ANY,
+    ORDER_DURING_CALL,
+    ORDER_STREAM,
+    Address,
+    Driver,
+    Handle,
+    Size,
+)
 from watch.gpu.planted_graphs import captured, executable
 
 ROUNDS = 20
@@ -322,6 +331,114 @@ def copy_waits_for_an_event_behind_a_value(cuda: Driver) -> None:
         cuda.gate.open()
 
     rounds(cuda, once)
+
+
+PAGEABLE = 1 << 18
+
+
+def pageable(order: int, touch: Callable[[Driver, mmap.mmap], object], bytes_: int = PAGEABLE) -> Program:
+    """`touch` behind a batch that reads memory which nobody pinned."""
+
+    def run(cuda: Driver) -> None:
+        for _ in range(ROUNDS):
+            memory = mmap.mmap(-1, bytes_)
+            address = c.addressof(c.c_char.from_buffer(memory))
+            cuda.batch([(cuda.device.value or 0, address, bytes_)], order)
+            touch(cuda, memory)
+            cuda.synchronize()
+
+    return run
+
+
+def rewrite(_: Driver, memory: mmap.mmap) -> None:
+    memory[100_000 % len(memory)] = 1
+
+
+def give_back(_: Driver, memory: mmap.mmap) -> None:
+    memory.close()
+
+
+def wait_and_rewrite(cuda: Driver, memory: mmap.mmap) -> None:
+    cuda.synchronize()
+    rewrite(cuda, memory)
+
+
+def wait_and_give_back(cuda: Driver, memory: mmap.mmap) -> None:
+    cuda.synchronize()
+    memory.close()
+
+
+def rewrite_in_the_stream(cuda: Driver, memory: mmap.mmap) -> None:
+    kept.append(Function(lambda _: rewrite(cuda, memory)))
+    cuda("cuLaunchHostFunc", cuda.stream, kept[-1], None)
+
+
+RACY["pageable_source_of_a_batch"] = pageable(ORDER_STREAM, rewrite)
+RACY["pageable_source_in_any_order"] = pageable(ORDER_ANY, rewrite)
+RACY["pageable_source_that_goes"] = pageable(ORDER_STREAM, give_back)
+CLEAN["pageable_source_behind_a_wait"] = pageable(ORDER_ANY, wait_and_rewrite)
+CLEAN["pageable_source_that_goes_behind_a_wait"] = pageable(ORDER_STREAM, wait_and_give_back)
+CLEAN["pageable_source_of_a_host_function"] = pageable(ORDER_STREAM, rewrite_in_the_stream)
+CLEAN["pageable_source_that_is_small"] = pageable(ORDER_DURING_CALL, rewrite, 1 << 16)
+MAYBE["pageable_source_that_the_driver_promised_to_have_read"] = pageable(ORDER_DURING_CALL, rewrite)
+
+
+@into(CLEAN)
+def pinned_source_that_the_driver_has_read(cuda: Driver) -> None:
+    def once(host: Any) -> None:
+        cuda.batch([(cuda.device.value or 0, c.addressof(host), len(host))], ORDER_DURING_CALL)
+        host[0] += 1
+
+    rounds(cuda, once, PAGEABLE)
+
+
+@into(CLEAN)
+def pageable_source_of_a_plain_copy(cuda: Driver) -> None:
+    """The driver has read it when the call returns."""
+    memory = c.create_string_buffer(PAGEABLE)
+    for _ in range(ROUNDS):
+        cuda("cuMemcpyHtoDAsync_v2", cuda.device, memory, Size(PAGEABLE), cuda.stream)
+        memory[5] = b"1"
+    cuda.synchronize()
+
+
+def of_the_heap(touch: Callable[[Driver, Any], object]) -> Program:
+    """A copy reads registered memory that shares its first page and its last with other memory."""
+
+    def run(cuda: Driver) -> None:
+        memory = mmap.mmap(-1, 4 * 4096)
+        address = c.addressof(c.c_char.from_buffer(memory)) + 100
+        host = (c.c_ubyte * (3 * 4096)).from_address(address)
+        cuda("cuMemHostRegister_v2", Handle(address), Size(len(host)), 0)
+        for _ in range(ROUNDS):
+            send(cuda, host)
+            idle(cuda)
+            memory[0] = (memory[0] + 1) % 256  # beside it
+            touch(cuda, host)
+            cuda.synchronize()
+
+    return run
+
+
+def rewrite_first(_: Driver, host: Any) -> None:
+    host[7] += 1
+
+
+def rewrite_last(_: Driver, host: Any) -> None:
+    host[len(host) - 1] += 1
+
+
+def fetch_and_send(cuda: Driver, host: Any) -> None:
+    """The device itself changes what a copy reads."""
+    cuda("cuMemsetD8Async", cuda.device, c.c_ubyte(host[0] + 1), Size(len(host)), cuda.stream)
+    fetch(cuda, host)
+    send(cuda, host)
+
+
+RACY["registered_source_in_a_page_with_others"] = of_the_heap(rewrite_first)
+RACY["registered_source_in_its_last_page"] = of_the_heap(rewrite_last)
+CLEAN["registered_source_that_nobody_touches"] = of_the_heap(lambda *_: None)
+CLEAN["registered_source_that_the_device_writes"] = of_the_heap(fetch_and_send)
 
 
 @into(CLEAN)

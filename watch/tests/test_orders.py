@@ -49,3 +49,18 @@ def test_a_held_thread_is_not_held_where_the_device_waits_for_the_host(watch: Wa
     done = ran(watch, "copy_waits_for_a_value", "--hold")
     assert (done.status, done.report["numbers"]["gave_up"]) == (0, 0)
     assert done.report["numbers"]["unbegun"] == ROUNDS
+
+
+def test_a_promise_that_drivers_break_is_named(watch: Watch) -> None:
+    done = ran(watch, "pageable_source_that_the_driver_promised_to_have_read")
+    assert "The host changed it after a copy that the driver promised to have read by then" in done.said
+    assert "remedy: The program is right (DURING_API_CALL)" in done.said
+    assert "noticed by thread" in done.said
+    assert done.report["numbers"]["digested"] == ROUNDS
+
+
+def test_memory_that_goes_before_a_wait_is_said_to_have_gone(watch: Watch) -> None:
+    done = ran(watch, "pageable_source_that_goes")
+    assert "The host gave it back, and nothing had waited for a copy that reads it" in done.said
+    assert "somewhere from byte 0 on of 262,144 bytes" in done.said
+    assert "20 uses watched" in done.said

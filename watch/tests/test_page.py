@@ -3,25 +3,8 @@
 import pytest
 
 from hostrace.page import page
-from hostrace.races import NUMBERS
-from hostrace.report import Report, summary
-
-
-def report(*, guarded: int) -> Report:
-    numbers = {**dict.fromkeys(NUMBERS, 0), "guarded": guarded}
-    return Report(
-        command=["serve"],
-        status=0,
-        held=False,
-        races=[],
-        unordered=[],
-        possible=[],
-        suppressed=[],
-        notes=[],
-        numbers=numbers,
-        processes=1,
-        refused=0,
-    )
+from hostrace.report import summary
+from watch.tests.made import made_report
 
 
 @pytest.mark.parametrize(
@@ -32,12 +15,14 @@ def report(*, guarded: int) -> Report:
     ],
 )
 def test_no_race_is_worth_what_was_watched(guarded: int, headline: str, verdict: str) -> None:
-    text = page(report(guarded=guarded))
+    text = page(made_report(guarded=guarded))
     assert f"<h1>{headline}</h1>" in text
     assert f'class="verdict {verdict}"' in text
-    assert ("says nothing about races" in summary(report(guarded=guarded))) == (guarded == 0)
+    assert ("says nothing about races" in summary(made_report(guarded=guarded))) == (guarded == 0)
 
 
 def test_one_is_not_called_many() -> None:
-    assert summary(report(guarded=1)) == "0 races, 0 unordered, 0 possible, 0 suppressed; 1 use watched in 1 process"
-    assert "<h1>No race was seen in 1 use of pinned memory.</h1>" in page(report(guarded=1))
+    assert (
+        summary(made_report(guarded=1)) == "0 races, 0 unordered, 0 possible, 0 suppressed; 1 use watched in 1 process"
+    )
+    assert "<h1>No race was seen in 1 use of pinned memory.</h1>" in page(made_report(guarded=1))

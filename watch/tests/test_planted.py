@@ -52,7 +52,7 @@ def test_each_occurrence_is_caught_with_both_stacks(watch: Watch, name: str) -> 
     assert name in NO_OUTCOME or right == 0
     for race in done.report[grade]:
         for stack in ("touch_stack", "use_stack"):
-            files = {(Path(file).name, line is not None) for file, line, _ in race[stack]["python"]}
+            files = {(Path(frame["file"]).name, frame["line"] is not None) for frame in race[stack]["python"]}
             assert files & {(name, True) for name in FILES}, race[stack]
 
 
@@ -77,7 +77,7 @@ def test_the_race_names_the_statement_and_the_byte(watch: Watch) -> None:
     assert (race["touch"], race["use"], race["device"]) == ("write", "copy", "reads")
     assert (race["at"], race["bytes"]) == (20_000, 1 << 16)
     source = Path(__file__).parents[2] / "watch/gpu/planted.py"
-    line = source.read_text().splitlines()[race["touch_stack"]["python"][0][1] - 1]
+    line = source.read_text().splitlines()[race["touch_stack"]["python"][0]["line"] - 1]
     assert line.strip() == "host[AT] = NEW"
 
 

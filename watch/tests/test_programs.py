@@ -88,12 +88,20 @@ def test_a_machine_without_a_driver_is_told_the_usual_causes(tmp_path: Path, mon
         launch.probe(os.environ, tmp_path)
 
 
-def test_a_command_that_drops_the_preload_is_not_taken_for_clean(environ: dict[str, str]) -> None:
-    command = [*WATCH, "--", "env", "-u", "LD_PRELOAD", sys.executable, "-m", "watch.tests.programs", "polls_a_flag"]
+@pytest.mark.parametrize("variable", ["LD_PRELOAD", "CUDA_INJECTION64_PATH"])
+def test_a_command_that_drops_what_loads_us_is_not_taken_for_clean(environ: dict[str, str], variable: str) -> None:
+    command = [*WATCH, "--", "env", "-u", variable, sys.executable, "-m", "watch.tests.programs", "polls_a_flag"]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
-    assert "LD_PRELOAD" in done.stderr
+    assert variable in done.stderr
     assert "0 processes" in done.stderr
+
+
+def test_a_command_without_cuda_is_no_failure(environ: dict[str, str]) -> None:
+    command = [*WATCH, "--", "env", "-u", "CUDA_INJECTION64_PATH", sys.executable, "-c", "print(7)"]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "7\n")
+    assert "No process loaded the library" in done.stderr
 
 
 def test_another_injected_tool_is_not_put_aside(watch: Watch) -> None:

@@ -74,7 +74,8 @@ def row_of(hazard: str, what: str, name: str, case: str, arm: str, times: int) -
 
 def statement(race: dict[str, Any]) -> str:
     """The innermost line that touched of the case, the stand-in or the engine."""
-    for file, line, function in race["touch_stack"]["python"]:
+    for frame in race["touch_stack"]["python"]:
+        file, line, function = frame["file"], frame["line"], frame["function"]
         if line is not None and any(part in file for part in OURS):
             return f"{Path(file).name}:{line} in {function}: {getline(file, line).strip()}"
     return ""
@@ -83,7 +84,7 @@ def statement(race: dict[str, Any]) -> str:
 def of_early_copy(race: dict[str, Any]) -> bool:
     """A shipment is a native call: of a statement of upstream's below the fix, of a case, or of the engine."""
     ships = ("staged_offsets_v1/fix.py", "staged_offsets_v2/fix.py", "hazards/offsets.py", "engine/tables.py")
-    return any(file.endswith(ships) for file, *_ in race["use_stack"]["python"][:2])
+    return any(frame["file"].endswith(ships) for frame in race["use_stack"]["python"][:2])
 
 
 def rows(iterations: int, steps: int, chats: int, at_once: int, only: str) -> Iterator[Row]:

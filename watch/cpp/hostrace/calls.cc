@@ -53,25 +53,46 @@ bool pageable(const Call& call, std::uintptr_t address) {
            call.parts.driver.pointer_attribute(&type, cuda::kMemoryTypeOf, address) != cuda::kSuccess;
 }
 
+void waited_for_stream(const Call& call, cuda::Handle stream) {
+    call.parts.order.observe_stream(call.key(stream));
+    call.parts.watch.observed();
+}
+
 // A copy to pageable memory returns when it is over.
 void waited_for_pageable(const Call& call, const Shape& dst, cuda::Handle stream) {
-    if (!call.parts.watch.guard.idle() && pageable(call, dst.begin)) {
-        call.parts.order.observe_stream(call.key(stream));
+    const Watcher& watch = call.parts.watch;
+    if (!(watch.guard.idle() && watch.digests.idle()) && pageable(call, dst.begin)) {
+        waited_for_stream(call, stream);
     }
 }
 
-void add_sides(const Sides& sides, int order, Enqueued& behind) {
-    if (order != cuda::kOrderDuringCall) {  // else the source is free when the call returns
+void add_sides(const Sides& sides, Enqueued& behind) {
+    behind.add({sides.src, Kind::copy, false});
+    behind.add({sides.dst, Kind::copy, true});
+}
+
+// Of a batch. With an order that says so, the source is free when the call returns: the driver keeps to that where it is
+// pinned. Pageable sources it reads in the call up to a size, and above that later, whatever the order says.
+void add_batched(const Call& call, const Sides& sides, int order, Enqueued& behind) {
+    constexpr std::size_t kReadInCall = std::size_t{64} << 10;
+    const bool promised = order == cuda::kOrderDuringCall;
+    const bool pinned_source = !call.parts.ranges.find(sides.src.begin).empty();
+    if (!promised && pinned_source) {
         behind.add({sides.src, Kind::copy, false});
+    } else if (!pinned_source && sides.src.width > kReadInCall && pageable(call, sides.src.begin)) {
+        behind.add_pageable({sides.src, promised ? Kind::promised_copy : Kind::copy, false});
     }
     behind.add({sides.dst, Kind::copy, true});
+    if (!pinned_source && pageable(call, sides.dst.begin)) {
+        behind.add_pageable({sides.dst, Kind::copy, true});
+    }
 }
 
 // What follows takes what the driver's functions take, or the first of it.
 
 // The call that pins memory may wait for the device; the first use of it must not, so what that needs is made here.
 void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes, bool registered) {
-    call.parts.ranges.add(begin, bytes, registered);
+    call.parts.ranges.add(begin, bytes, registered, call.parts.watch.stacks.take());
     call.parts.streams.prepare(call.context);
 }
 
@@ -92,11 +113,6 @@ void host_free(const Call& call, std::uintptr_t begin) { give_back(call, begin, 
 
 void host_unregister(const Call& call, std::uintptr_t begin) { give_back(call, begin, "cuMemHostUnregister"); }
 
-void waited_for_stream(const Call& call, cuda::Handle stream) {
-    call.parts.order.observe_stream(call.key(stream));
-    call.parts.watch.guard.retire();
-}
-
 // A copy that returns when it is over is one of the default stream.
 void waited_for_copy(const Call& call) {
     if (!call.per_thread) {
@@ -107,7 +123,7 @@ void waited_for_copy(const Call& call) {
 
 void waited_for_event(const Call& call, cuda::Handle event) {
     call.parts.order.observe_event(event);
-    call.parts.watch.guard.retire();
+    call.parts.watch.observed();
 }
 
 void waited_for_events(const Call& call, float* /*ms*/, cuda::Handle first, cuda::Handle second) {
@@ -117,7 +133,7 @@ void waited_for_events(const Call& call, float* /*ms*/, cuda::Handle first, cuda
 
 void waited_for_given_context(const Call& call, const void* context) {
     call.parts.order.observe_context(context);
-    call.parts.watch.guard.retire();
+    call.parts.watch.observed();
 }
 
 void waited_for_context(const Call& call) { waited_for_given_context(call, call.context); }
@@ -143,11 +159,22 @@ void stream_wait(const Call& call, cuda::Handle stream, cuda::Handle event) {
     }
 }
 
+void observes_in_the_stream(const Call& call, cuda::Handle stream) {
+    call.parts.watch.digests.let_go([&] { call.parts.order.observe_stream(call.key(stream)); });
+}
+
 // The function knows that everything before it is over.
 void host_function(const Call& call, cuda::Handle stream) {
     if (!call.parts.streams.capturing(stream)) {
-        call.parts.order.observe_stream(call.key(stream));
+        observes_in_the_stream(call, stream);
         waits_for_host(call, stream);
+    }
+}
+
+// It may have run when the call returns.
+void host_function_comes(const Call& call, cuda::Handle stream) {
+    if (!call.parts.streams.capturing(stream)) {
+        observes_in_the_stream(call, stream);
     }
 }
 
@@ -178,6 +205,7 @@ void stream_destroy(const Call& call, cuda::Handle stream) {
 
 void context_destroy(const Call& call, cuda::Handle context) {
     call.parts.watch.guard.forget_context(context);
+    call.parts.watch.digests.forget_context(context);
     call.parts.streams.forget_context(context);
     call.parts.order.forget_context(context);
 }
@@ -189,7 +217,7 @@ void unload(const Call& call) { call.parts.kernels.forget(); }
 
 void copy(const Call& call, std::uintptr_t dst, std::uintptr_t src, std::size_t bytes, cuda::Handle stream) {
     Enqueued behind = call.on(stream);
-    add_sides({line(src, bytes), line(dst, bytes)}, 0, behind);
+    add_sides({line(src, bytes), line(dst, bytes)}, behind);
     waited_for_pageable(call, line(dst, bytes), stream);
 }
 
@@ -208,7 +236,7 @@ template <typename Copy>
 void copy_shaped(const Call& call, const Copy* copy, cuda::Handle stream) {
     Enqueued behind = call.on(stream);
     const Sides sides = sides_of(*copy);
-    add_sides(sides, 0, behind);
+    add_sides(sides, behind);
     waited_for_pageable(call, sides.dst, stream);
 }
 
@@ -222,7 +250,7 @@ void copy_batch(const Call& call, std::uintptr_t* dsts, std::uintptr_t* srcs, st
             ++attribute;
         }
         const int order = attributes_count == 0 ? 0 : attributes[attribute].order;
-        add_sides({line(srcs[at], bytes[at]), line(dsts[at], bytes[at])}, order, behind);
+        add_batched(call, {line(srcs[at], bytes[at]), line(dsts[at], bytes[at])}, order, behind);
     }
 }
 
@@ -237,7 +265,7 @@ void copy_batch_3d(const Call& call, std::size_t count, cuda::BatchCopy3d* copie
                    cuda::Handle stream) {
     Enqueued behind = call.on(stream);
     for (std::size_t at = 0; at < count; ++at) {
-        add_sides(sides_of(copies[at]), copies[at].order, behind);
+        add_batched(call, sides_of(copies[at]), copies[at].order, behind);
     }
 }
 
@@ -292,6 +320,12 @@ void launch_extended(const Call& call, const cuda::LaunchConfig* config, cuda::H
 
 void graph_instantiate(const Call& call, cuda::Handle* result, cuda::Handle graph) {
     call.parts.graphs.instantiated(*result, graph);
+}
+
+void graph_launch_comes(const Call& call, cuda::Handle executable, cuda::Handle stream) {
+    if (call.parts.graphs.with_host(executable)) {
+        host_function_comes(call, stream);
+    }
 }
 
 void graph_launch(const Call& call, cuda::Handle executable, cuda::Handle stream) {

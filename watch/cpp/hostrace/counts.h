@@ -20,6 +20,7 @@ struct Counts {
     Count unbegun;       // uses that were touched while the device still waited for the host
     Count own_order;     // launches of graphs in which the host takes part: these order their own nodes
     Count shared_pages;  // uses of which a part could not be protected: others have memory in its pages
+    Count digested;      // sources of copies, or parts of them, that are compared instead
     Count times[kPairsMax];
 };
 

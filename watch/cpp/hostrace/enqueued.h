@@ -22,10 +22,34 @@ class Enqueued {
         if (range.empty() || !marked()) {
             return;
         }
-        const auto stream = reinterpret_cast<std::uintptr_t>(key_.stream);
+        Use use = made(side);
+        use.whole = range.whole();
+        use.pinned = range.stack;
+        if (!side.certain) {
+            use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
+            count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
+        }
+        static_cast<void>(watch_.guard.add(use));
+        if (range.registered) {
+            static_cast<void>(compare_beside(use));
+        }
+    }
+    // Memory that nobody pinned is not protected: the program may unmap it, or run on it, when the call has returned.
+    void add_pageable(const Side& side) {
+        if (!side.shape.empty() && marked()) {
+            Use use = made(side);
+            use.whole = {};
+            count(watch_.counts.guarded, compare_beside(use));
+        }
+    }
+
+  private:
+    static constexpr std::size_t kKernelBytesMax = std::size_t{64} << 20;
+    static constexpr std::size_t kComparedBytesMax = kKernelBytesMax;
+
+    Use made(const Side& side) const {
         Use use;
         static_cast<Side&>(use) = side;
-        use.whole = range.whole();
         use.ends = mark_;
         use.begins = place_.begins;
         use.seen = watch_.by_order ? place_.seen : nullptr;
@@ -33,17 +57,31 @@ class Enqueued {
         use.stack = stack_;
         use.thread = self().id;
         use.context = key_.context;
-        use.stream = stream;
+        use.stream = reinterpret_cast<std::uintptr_t>(key_.stream);
         use.since_ns = since_ns_;
-        if (!side.certain) {
-            use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
-            count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
-        }
-        static_cast<void>(watch_.guard.add(use));
+        return use;
     }
 
-  private:
-    static constexpr std::size_t kKernelBytesMax = std::size_t{64} << 20;
+    // What its pages do not cover. A touch before the use begins would be none, and order has to be known.
+    std::uint64_t compare_beside(const Use& use) {
+        if (use.device_writes) {
+            watch_.digests.written(use);
+            return 0;
+        }
+        if (use.seen == nullptr || use.begins.flag != nullptr || use.shape.rows * use.shape.slices != 1) {
+            return 0;
+        }
+        const Span bytes{use.shape.begin, use.shape.end()};
+        const std::uintptr_t head = std::clamp(use.whole.begin, bytes.begin, bytes.end);
+        const std::uintptr_t tail = std::clamp(use.whole.end, head, bytes.end);
+        std::uint64_t taken = 0;
+        for (const Span part : {Span{bytes.begin, head}, Span{tail, bytes.end}}) {
+            const Span read{part.begin, std::min(part.end, part.begin + kComparedBytesMax)};
+            taken += !read.empty() && watch_.digests.add(use, read) ? 1 : 0;
+        }
+        count(watch_.counts.digested, taken);
+        return taken;
+    }
 
     // For the first use the stream is asked to say when it is past it, and the program where it is.
     bool marked() {

@@ -105,9 +105,9 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
             begin_step(thread, verdict.opening, context);
             return true;
         case Answer::race: {
-            Frames frames;
-            native_frames(frames, 4);
             const auto* instruction = reinterpret_cast<const void*>(context.uc_mcontext.gregs[REG_RIP]);
+            Frames frames;
+            native_frames(frames, instruction);
             watch->raced({verdict, access, nullptr, instruction, frames.data()});
             return true;
         }

@@ -68,6 +68,13 @@ class Graphs {
         executables_.erase(executable);
     }
 
+    bool with_host(cuda::Handle executable) {
+        const std::lock_guard held(mutex_);
+        const auto found = executables_.find(executable);
+        return found != executables_.end() &&
+               std::any_of(found->second.begin(), found->second.end(), [](const Node& node) { return node.with_host; });
+    }
+
     // What a launch of it means to others. Where the host takes part, nodes may be ordered by it, and none is guarded.
     struct Ends {
         bool with_host = false;

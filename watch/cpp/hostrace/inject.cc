@@ -20,6 +20,7 @@ namespace hostrace {
 namespace {
 
 ProcessPages pages;
+bool asked = false;  // by the driver
 Driver driver;
 Calls* calls = nullptr;  // as the watcher never destroyed: threads of the program run on while it exits
 
@@ -75,6 +76,23 @@ void at_end() {
         watch->guard.end();
     }
 }
+
+// The driver would have called us when CUDA started, but for a variable that is gone by then.
+void say_if_unwatched() {
+    const char* folder = getenv("HOSTRACE_DIR");
+    const char* injected = getenv("CUDA_INJECTION64_PATH");
+    Dl_info ours{};
+    dladdr(reinterpret_cast<void*>(&say_if_unwatched), &ours);
+    const bool ours_is_asked_for = injected != nullptr && strcmp(injected, ours.dli_fname) == 0;
+    if (folder != nullptr && !asked && !ours_is_asked_for &&
+        dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) != nullptr) {
+        Report::say_unwatched(folder,
+                              "refused: the program took our library out of CUDA_INJECTION64_PATH, or put another tool "
+                              "there (a launch script, perhaps): the driver did not load it");
+    }
+}
+
+[[gnu::constructor]] void look_at_the_end() { atexit(say_if_unwatched); }
 
 bool asked_for(const char* variable) {
     const char* value = getenv(variable);
@@ -146,6 +164,7 @@ bool start(Watcher& watch) {
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     using namespace hostrace;
+    asked = true;
     const char* folder = getenv("HOSTRACE_DIR");
     if (folder == nullptr || watcher() != nullptr) {
         return 1;

@@ -18,16 +18,17 @@ struct Range : Span {
     // The driver fills whole pages with what it allocates. What a program registers may share its first and its last page
     // with anything: a lock of the C library in there would end the program.
     bool registered = false;
+    std::uint32_t stack = 0;  // of the call that pinned it
 
     Span whole() const { return registered ? pages_inside(*this) : pages_around(*this); }
 };
 
 class Ranges {
   public:
-    void add(std::uintptr_t begin, std::size_t bytes, bool registered = false) {
+    void add(std::uintptr_t begin, std::size_t bytes, bool registered = false, std::uint32_t stack = 0) {
         static_cast<void>(remove(begin));
         const std::unique_lock held(mutex_);
-        sorted_.insert(after(begin), {{begin, begin + bytes}, registered});
+        sorted_.insert(after(begin), {{begin, begin + bytes}, registered, stack});
         mark(begin / kGranule, (begin + bytes - 1) / kGranule + 1, true);
     }
 

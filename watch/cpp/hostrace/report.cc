@@ -12,14 +12,33 @@
 namespace hostrace {
 namespace {
 
-constexpr std::array kKinds{"copy", "memset", "kernel", "copy of a graph", "memset of a graph", "kernel of a graph"};
+constexpr std::array kKinds{"copy",
+                            "memset",
+                            "kernel",
+                            "copy of a graph",
+                            "memset of a graph",
+                            "kernel of a graph",
+                            "copy that should have read it"};
 constexpr std::array kGrades{"race", "unordered", "possible"};
 constexpr std::array kAccesses{"read", "write", "free"};
 
 int open_in(const char* folder, const char* suffix, int flags) {
     std::array<char, 1024> path;
     std::snprintf(path.data(), path.size(), "%s/%d.%s", folder, getpid(), suffix);
-    return folder == nullptr ? -1 : open(path.data(), flags | O_CREAT | O_CLOEXEC, 0644);
+    // Others may write into the folder: the program may run as another user.
+    return folder == nullptr ? -1 : open(path.data(), flags | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+}
+
+// Out of the way: the program's own files have the numbers that they would have without us.
+int open_races(const char* folder) {
+    constexpr int kHigh = 500;
+    const int file = open_in(folder, "races", O_WRONLY | O_APPEND);
+    const int high = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, kHigh);
+    if (high < 0) {
+        return file;
+    }
+    close(file);
+    return high;
 }
 
 }  // namespace
@@ -38,7 +57,16 @@ Counts& counts_in(const char* folder) {
 }
 
 Report::Report(const char* folder, Counts& counts, const Stacks& stacks)
-    : counts_(counts), stacks_(stacks), file_(open_in(folder, "races", O_WRONLY | O_APPEND)), started_ns_(now_ns()) {}
+    : counts_(counts), stacks_(stacks), file_(open_races(folder)), started_ns_(now_ns()) {}
+
+void Report::say_unwatched(const char* folder, const char* text) {
+    std::array<char, 1024> room;
+    Text line(room.data(), room.size());
+    (line << "{").name("note").quoted(text) << "}\n";
+    const int file = open_in(folder, "races", O_WRONLY | O_APPEND);
+    static_cast<void>(!write(file, line.data(), line.size()));
+    close(file);
+}
 
 Pair Report::say(const Race& race) {
     const Use& use = race.verdict.use;
@@ -93,6 +121,7 @@ void Report::write_race(Pair pair, const Race& race) {
     text.name("use_thread") << static_cast<std::uint64_t>(use.thread);
     text.name("touch_thread") << static_cast<std::uint64_t>(self().id);
     text.name("thread_name").quoted(thread_name.data());
+    stacks_.print(use.pinned, text.name("pinned_stack"));
     stacks_.print(use.stack, text.name("use_stack"));
     stacks_.print_here(text.name("touch_stack"), race.frames);
     write_line(text << "}\n");

@@ -30,6 +30,8 @@ class Report {
     Report(const char* folder, Counts& counts, const Stacks& stacks);
 
     Pair say(const Race& race);
+    // Of a process without a watcher.
+    static void say_unwatched(const char* folder, const char* text);
     // A line about what could not be watched.
     void note(const char* text, const char* detail = "");
     bool gave_up(Pair pair) const { return given_up_[pair].load(std::memory_order_relaxed); }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,15 +18,31 @@ namespace hostrace {
 namespace {
 
 constexpr std::size_t kPrintedMax = 16384;
+
+// The dynamic linker knows the program by what it was called, which need be no path.
+struct Executable {
+    void* base = nullptr;
+    std::array<char, 4096> path{};
+
+    void find() {
+        Dl_info info{};
+        if (dladdr(reinterpret_cast<void*>(getauxval(AT_PHDR)), &info) != 0 &&
+            readlink("/proc/self/exe", path.data(), path.size() - 1) > 0) {
+            base = info.dli_fbase;
+        }
+    }
+};
+Executable executable;
+
 }  // namespace
 
-void native_frames(Frames& frames, int skip) {
+void native_frames(Frames& frames, const void* from) {
     std::array<void*, kFramesMax + 8> found;
-    const int count = backtrace(found.data(), static_cast<int>(found.size()));
-    std::size_t kept = 0;
-    for (int at = skip; at < count && kept < kFramesMax; ++at) {
-        frames[kept++] = found[static_cast<std::size_t>(at)];
-    }
+    void* const* const end = found.data() + backtrace(found.data(), static_cast<int>(found.size()));
+    void* const* begin = std::find(found.data(), const_cast<void**>(end), from);
+    begin = begin == end ? found.data() : begin;
+    const std::size_t kept = std::min(static_cast<std::size_t>(end - begin), kFramesMax);
+    std::copy_n(begin, kept, frames.begin());
     frames[kept] = nullptr;
 }
 
@@ -40,10 +57,13 @@ void print_native(Text& text, void* const* frames) {
         if (known && info.dli_fbase == ours.dli_fbase) {
             continue;
         }
+        const char* const file = !known                              ? "?"
+                                 : info.dli_fbase == executable.base ? executable.path.data()
+                                                                     : info.dli_fname;
         const auto base = known ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0;
         fits = text.whole([&] {
             text.item() << "[";
-            text.quoted(known ? info.dli_fname : "?") << "," << reinterpret_cast<std::uintptr_t>(*frames) - base << ",";
+            text.quoted(file) << "," << reinterpret_cast<std::uintptr_t>(*frames) - base << ",";
             text.quoted(known && info.dli_sname != nullptr ? info.dli_sname : "") << "]";
         });
     }
@@ -52,10 +72,11 @@ void print_native(Text& text, void* const* frames) {
 
 void Stacks::start() {
     python.find();
+    executable.find();
     void* texts = mmap(nullptr, kTextBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     texts_ = texts == MAP_FAILED ? nullptr : static_cast<char*>(texts);
     Frames frames;
-    native_frames(frames, 0);  // loads the unwinder now, and not in a signal handler
+    native_frames(frames);  // loads the unwinder now, and not in a signal handler
 }
 
 std::uint32_t Stacks::take() {
@@ -64,7 +85,7 @@ std::uint32_t Stacks::take() {
     Frames frames;
     frames[0] = nullptr;
     if (place == 0) {
-        native_frames(frames, 2);
+        native_frames(frames);
         for (void* const* frame = frames.data(); *frame != nullptr; ++frame) {
             place = mixed(place, reinterpret_cast<std::uintptr_t>(*frame));
         }
@@ -84,7 +105,7 @@ std::uint32_t Stacks::take() {
         python.print(state, text);
         texts_[used_ + text.size()] = '\0';
         if (frames[0] == nullptr) {
-            native_frames(frames, 2);
+            native_frames(frames);
         }
         entries_[at] = {place, static_cast<std::uint32_t>(used_), frames};
         used_ += text.size() + 1;

@@ -12,10 +12,11 @@
 
 namespace hostrace {
 
-// Native return addresses of the caller, ended by null.
+// Native return addresses, ours included, ended by null.
 inline constexpr std::size_t kFramesMax = 24;
 using Frames = std::array<void*, kFramesMax + 1>;
-void native_frames(Frames& frames, int skip);
+// Of the caller; in a handler, from the instruction on that the signal interrupted.
+void native_frames(Frames& frames, const void* from = nullptr);
 void print_native(Text& text, void* const* frames);
 
 class Stacks {

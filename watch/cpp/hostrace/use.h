@@ -46,7 +46,8 @@ struct Shape {
     std::uintptr_t first_in(std::uintptr_t from, std::uintptr_t to) const;
 };
 
-enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel };
+// A promised copy should have read its source when the call returned.
+enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel, promised_copy };
 enum class Access : std::uint8_t { read, write, give_back };
 // How sure a race is: the use was not over; it was, but nobody could know; or there may be an order that is not known.
 enum class Grade : std::uint8_t { race, unordered, possible };
@@ -88,6 +89,7 @@ struct Use : Side {
     std::uint64_t order = 0;
     std::uint32_t neighbours = 0;  // touches beside it since it ended
     std::uint32_t stack = 0;
+    std::uint32_t pinned = 0;  // the stack of the call that pinned its memory
     int thread = 0;
     const void* context = nullptr;
     std::uint64_t stream = 0;
@@ -102,7 +104,7 @@ struct Use : Side {
     bool perhaps_observed() const { return order <= seen->perhaps.load(std::memory_order_relaxed); }
     // Of a touch that it forbids. The use may have ended, and somebody may have observed that, since it was looked at.
     Grade grade() const {
-        if (!certain) {
+        if (!certain || kind == Kind::promised_copy) {
             return Grade::possible;
         }
         if (!finished()) {

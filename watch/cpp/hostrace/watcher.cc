@@ -71,6 +71,24 @@ void Watcher::raced(const Race& race) {
     guard.release(use.id);
 }
 
+void Watcher::observed() {
+    guard.retire();
+    digests.compare([&](const Use& use, Span bytes, Digests::Found found) {
+        if (found != Digests::Found::changed && found != Digests::Found::gone) {
+            return;
+        }
+        Verdict verdict;
+        verdict.answer = Answer::race;
+        verdict.grade = use.kind == Kind::promised_copy || use.perhaps_observed() ? Grade::possible : Grade::unordered;
+        verdict.use = use;
+        verdict.at = bytes.begin;
+        Frames frames;
+        native_frames(frames);
+        const Access access = found == Digests::Found::gone ? Access::give_back : Access::write;
+        raced({verdict, access, "compared", nullptr, frames.data()});
+    });
+}
+
 Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how) {
     if (bytes == 0 || !ranges.near(begin, bytes)) {
         return {};
@@ -81,7 +99,9 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
         if (verdict.answer != Answer::race) {
             return verdict.opening;
         }
-        raced({verdict, access, how, nullptr, nullptr});
+        Frames frames;
+        native_frames(frames);
+        raced({verdict, access, how, nullptr, frames.data()});
     }
 }
 
@@ -89,9 +109,12 @@ void Watcher::give_back(std::uintptr_t begin, std::size_t bytes, const char* how
     if (bytes == 0) {
         return;
     }
+    digests.forget({begin, begin + bytes});
     const Verdict verdict = guard.give_back(begin, bytes);
     if (verdict.answer == Answer::race) {
-        raced({verdict, Access::give_back, how, nullptr, nullptr});
+        Frames frames;
+        native_frames(frames);
+        raced({verdict, Access::give_back, how, nullptr, frames.data()});
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "hostrace/digests.h"
 #include "hostrace/guard.h"
 #include "hostrace/ranges.h"
 #include "hostrace/report.h"
@@ -25,9 +26,12 @@ struct Watcher {
     Guard guard;
     Stacks stacks;
     Report report;
+    Digests digests;
 
     // One race: say it, and in hold mode wait for the device.
     void raced(const Race& race);
+    // The program has observed something: what has ended by then is let go, or compared.
+    void observed();
     // Before the kernel touches memory for the program, perhaps after a long wait; what it returns must be closed behind
     // the call. Memory that is nowhere near pinned memory costs two reads.
     Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);

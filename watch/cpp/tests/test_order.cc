@@ -39,6 +39,29 @@ TEST_F(OrderTest, OnlyWhatWasWaitedForIsOver) {
     expect_over();
 }
 
+TEST_F(OrderTest, WhatAHostFunctionChangesIsNotComparedAlthoughItRanBeforeItsCallReturned) {
+    alignas(kPage) static std::array<char, kPage> memory;
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+    const auto& reported = watch_->counts.times[0];
+    told(301, begin, std::size_t{100}, 0U);
+    for (const bool in_the_stream : {true, false}) {
+        const std::uint64_t before = reported;
+        told(277, kDevice, begin, std::size_t{64}, kFree);
+        *FakeDriver::word = FakeDriver::written.back().second;
+        if (in_the_stream) {
+            tell(cupti::kEnter, 0, 527, kFree, Word{0}, Word{0});
+            ++memory[3];
+            told(126, kFree);  // another thread waits meanwhile
+            told(527, kFree, Word{0}, Word{0});
+            *FakeDriver::word = FakeDriver::written.back().second;
+        } else {
+            ++memory[3];
+        }
+        told(126, kFree);
+        EXPECT_EQ(reported - before, in_the_stream ? 0U : 1U);
+    }
+}
+
 TEST_F(OrderTest, TheLegacyStreamOrdersThoseThatBlock) {
     send(kBlocking);
     told(126, kLegacy);

@@ -1,5 +1,5 @@
-"""`hostrace -- COMMAND`. Exit codes: the command's; 1 after a race; 2 if nothing can be watched, and for bad usage; 130
-after ctrl-C in front of the command."""
+"""`hostrace -- COMMAND`, and `hostrace diff`. Exit codes of the first: the command's; 1 after a race; 2 if nothing can
+be watched, and for bad usage; 130 after ctrl-C in front of the command."""
 
 import json
 import shutil
@@ -8,13 +8,17 @@ from math import isnan
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from hostrace import __version__, launch
+from hostrace.diff import diff
 from hostrace.errors import HostraceError
 from hostrace.page import page
 from hostrace.races import read
 from hostrace.report import Report, as_json, lines
+from hostrace.sarif import sarif
 from hostrace.suppressions import load
+from hostrace.symbols import Symbols
 
 HOLD_LIMIT_MAX_S = 86400.0
 EXIT_BLIND = 2
@@ -53,6 +57,7 @@ def a_number(_ctx: click.Context, _param: click.Parameter, value: float) -> floa
     help="File with known races: patterns of frames, one in each line.",
 )
 @click.option("--json", "json_file", type=OUTPUT, help="Write the report to FILE as JSON.")
+@click.option("--sarif", "sarif_file", type=OUTPUT, help="Write the report to FILE as SARIF, for code hosts.")
 @click.option("--html", "html_file", type=OUTPUT, help="Write the report to FILE as one page with timelines.")
 @click.version_option(__version__, prog_name="hostrace")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -66,6 +71,7 @@ def watch(
     strict: bool,
     suppress: Path | None,
     json_file: Path | None,
+    sarif_file: Path | None,
     html_file: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -73,8 +79,12 @@ def watch(
 
     The exit code is COMMAND's; 1 if that is 0 and there was a race; 2 if nothing could be watched or a report cannot be
     written. Ctrl-C goes to COMMAND; the report shows what was seen until it ends.
+
+    `diff BEFORE AFTER` as the command compares two reports of --json, and runs nothing.
     """
-    for option, file in (("--json", json_file), ("--html", html_file)):
+    if command[0] == "diff":
+        compare(ctx, command[1:])
+    for option, file in (("--json", json_file), ("--sarif", sarif_file), ("--html", html_file)):
         if file is not None and not file.parent.is_dir():
             raise HostraceError(f"{option} is '{file}': there is no folder {file.parent}")
     suppressions = load(suppress) if suppress is not None else []
@@ -84,7 +94,9 @@ def watch(
         folder, environ = launch.prepared(round(hold_limit * 1000) if hold else None, settings)
         try:
             status = launch.run(command, environ)
-            report = Report.of(list(command), status, hold, read(folder), suppressions)
+            processes, symbols = read(folder), Symbols()
+            symbols.name(race for process in processes for race in process.races)
+            report = Report.of(list(command), status, hold, processes, suppressions, symbols.notes)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except KeyboardInterrupt:
@@ -93,8 +105,19 @@ def watch(
     for line in lines(report):
         click.echo(f"hostrace: {line}", err=True)
     write("--json", json_file, lambda: json.dumps(as_json(report), indent=2) + "\n")
+    write("--sarif", sarif_file, lambda: json.dumps(sarif(report, Path.cwd()), indent=2) + "\n")
     write("--html", html_file, lambda: page(report))
     ctx.exit(launch.end_as(status) or (EXIT_BLIND if report.blind else int(report.failed(strict))))
+
+
+def compare(ctx: click.Context, arguments: tuple[str, ...]) -> None:
+    """`hostrace diff`, for which the options of a run mean nothing."""
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given != ["command"]:
+        raise click.UsageError(
+            "`diff` takes no options of a run, and no program runs. Give a program of that name by its path."
+        )
+    diff.main(args=list(arguments), prog_name=f"{ctx.command_path} diff")
 
 
 def write(option: str, file: Path | None, text: Callable[[], str]) -> None:

@@ -54,6 +54,7 @@ def prepared(hold_ms: int | None, settings: Sequence[str] = ()) -> tuple[Path, d
 
     Each of `settings` is a variable that turns something on."""
     folder = Path(tempfile.mkdtemp(prefix="hostrace-"))
+    folder.chmod(0o1733)  # a command may change its user; each process writes files of its own
     try:
         inherited = dict(os.environ)
         environ = {**inherited, **variables(inherited, folder, hold_ms), **dict.fromkeys(settings, "1")}

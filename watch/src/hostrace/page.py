@@ -7,7 +7,7 @@ from shlex import join
 from string import Template
 
 from hostrace.races import Race, Stack
-from hostrace.report import Report, number_of, summary, title, where
+from hostrace.report import COMPARED, Report, number_of, remedy, summary, title, where
 
 LABELS, SPAN, RIGHT = 180, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
@@ -15,7 +15,6 @@ TOP, LANE, GAP = 20, 30, 12
 
 
 def page(report: Report) -> str:
-    failing = report.races + report.unordered
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
     sections += [section(race, number, "unordered") for number, race in enumerate(report.unordered, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
@@ -24,7 +23,7 @@ def page(report: Report) -> str:
         style=text_of("page.css"),
         headline=escape(headline(report)),
         command=escape(join(report.command)),
-        verdict="failed" if failing else "proven" if report.numbers["guarded"] else "doubtful",
+        verdict={"race": "failed", "silent": "proven", "possible": "proven"}.get(report.verdict, "doubtful"),
         summary=escape(f"{summary(report)}. The command ended with {report.status}{held}."),
         sections="\n".join(sections),
         notes="".join(f"<p>{escape(note)}</p>" for note in report.notes),
@@ -48,6 +47,7 @@ def headline(report: Report) -> str:
 
 def section(race: Race, number: int, kind: str) -> str:
     tag = "doubt" if kind == "possible" else "wrong"
+    noticed = "touched" if race.how != COMPARED else "noticed"
     times = f"{number_of(race.times, 'time')} in {number_of(len(race.pids), 'process', 'processes')}"
     return "\n".join(
         (
@@ -55,10 +55,12 @@ def section(race: Race, number: int, kind: str) -> str:
             f'<h2>{escape(title(race))} <span class="tag {tag}">{kind}</span></h2>',
             f"<p>{escape(times)}. {escape(where(race).capitalize())}</p>",
             f'<div class="scroll" tabindex="0">{timeline(race)}</div>',
+            f"<p>{escape(remedy(race))}</p>",
             bytes_bar(race),
             '<div class="stacks">',
             *stack(f"Thread {race.use_thread} enqueued", race.use_stack),
-            *stack(f"Thread {race.touch_thread} ({race.thread_name}) touched", race.touch_stack),
+            *stack(f"Thread {race.touch_thread} ({race.thread_name}) {noticed}", race.touch_stack),
+            *(stack("Where the memory was pinned", race.pinned_stack) if race.pinned_stack.frames else ()),
             "</div></section>",
         )
     )
@@ -109,9 +111,11 @@ def mark(x: float, top: float, stream_top: float, kind: str, text: str) -> Itera
 
 def bytes_bar(race: Race) -> str:
     share = 100 * race.at / max(race.bytes, 1)
+    touched = "touched" if race.how != COMPARED else "compared"
     return (
         f'<div class="bytes" title="byte {race.at} of {race.bytes}"><i style="left:{share:.2f}%"></i></div>'
-        f'<p class="small">Byte {race.at:,} of {race.bytes:,}, from {race.begin:#x} on; the first that was touched.</p>'
+        f'<p class="small">Byte {race.at:,} of {race.bytes:,}, from {race.begin:#x} on; '
+        f"the first that was {touched}.</p>"
     )
 
 

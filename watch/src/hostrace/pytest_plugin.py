@@ -61,15 +61,19 @@ class Watching:
         self.folder = folder
         self.known = known
         self.owned = owned
+        self.symbols: Any = None
 
     def pytest_unconfigure(self) -> None:
         if self.owned:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def seen(self) -> dict[tuple[object, ...], Any]:
-        from hostrace import races, suppressions  # noqa: PLC0415
+        from hostrace import races, suppressions, symbols  # noqa: PLC0415
 
-        kept, _ = suppressions.split(races.merged(races.read(self.folder)), self.known)
+        self.symbols = self.symbols or symbols.Symbols()
+        found = races.merged(races.read(self.folder))
+        self.symbols.name(found)
+        kept, _ = suppressions.split(found, self.known)
         return {race.key: race for race in kept if race.grade != "possible"}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -4,9 +4,9 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 PAIRS_MAX = 1024
 # As struct Counts in cpp/hostrace/counts.h has them.
@@ -23,22 +23,38 @@ NUMBERS = (
     "unbegun",
     "own_order",
     "shared_pages",
+    "digested",
 )
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames on the driver's side of a call do not show the caller.
+SYSTEM = re.compile(r"/(libc|libm|libpthread|libstdc\+\+|ld-linux-x86-64)\.so")
 DRIVER = re.compile(r"lib(cupti|cuda)\.so|libcudart")
 
 
-class Frame(NamedTuple):
-    """A line of Python if `line` is there, else native code."""
+@dataclass(frozen=True)
+class Frame:
+    """A place in Python, or in native code, which has a module; symbols.py finds its file and line."""
 
     file: str
     line: int | None
     function: str
+    module: str = ""
+    offset: int = 0
+
+    @property
+    def of_system(self) -> bool:
+        return SYSTEM.search(self.module) is not None or self.file.startswith("/usr/")
+
+    @property
+    def unit(self) -> str:
+        """The function and its file, or what is known of them."""
+        return f"{self.function or '?'} ({Path(self.file or self.module).name})"
 
     def __str__(self) -> str:
-        at = f"{self.file}:{self.line}" if self.line is not None else self.file
-        return f"{at} in {self.function}" if self.function else at
+        place = f"{self.module}+{self.offset:#x}"
+        at = f"{self.file}:{self.line}" if self.line is not None else place
+        text = f"{at} in {self.function}" if self.function else at
+        return f"{text} ({place})" if self.module and self.line is not None else text
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,20 @@ class Stack:
     def frames(self) -> tuple[Frame, ...]:
         return self.python or self.native
 
+    @property
+    def place(self) -> Frame | None:
+        """The innermost frame with a line of the program: of the C library and of headers it says little."""
+        own = (frame for frame in self.frames if frame.line is not None and not frame.of_system)
+        return next(own, next(iter(self.frames), None))
 
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "Stack":
+        """Of a report in JSON."""
+        python, native = (tuple(Frame(**frame) for frame in found[side]) for side in ("python", "native"))
+        return cls(python, native, found["started_by"])
+
+
+STACKS = ("pinned_stack", "use_stack", "touch_stack")
 GRADES = ("race", "unordered", "possible")  # the surest first
 
 
@@ -73,6 +102,7 @@ class Race:
     use_thread: int
     touch_thread: int
     thread_name: str
+    pinned_stack: Stack  # of the call that pinned the memory
     use_stack: Stack
     touch_stack: Stack
     times: int = 1
@@ -81,6 +111,18 @@ class Race:
     @property
     def key(self) -> tuple[object, ...]:
         return self.grade, self.touch, self.how, self.use, self.device, self.use_stack.frames, self.touch_stack.frames
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What stays of it from run to run, and when lines move. Luck decides whether the device was over in time."""
+        places = (self.touch_stack.place, self.use_stack.place)
+        return self.touch, self.how, self.use, self.device, *("?" if at is None else at.unit for at in places)
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "Race":
+        """Of a report in JSON, which has more about each."""
+        stacks = {name: Stack.of(found[name]) for name in STACKS}
+        return cls(**{each.name: found[each.name] for each in fields(cls)} | stacks)
 
 
 @dataclass
@@ -141,14 +183,14 @@ def _race(found: dict[str, Any], times: int, pid: int) -> Race:
     """A race with the library's field names, except for the unit of times."""
     for name in ("age", "since"):
         found[f"{name}_us"] = found.pop(f"{name}_ns") / 1000
-    for name in ("use_stack", "touch_stack"):
+    for name in STACKS:
         found[name] = _stack(found[name])
     return Race(**found, times=times, pids=[pid])
 
 
 def _stack(found: dict[str, Any]) -> Stack:
-    native = [Frame(f"{module}+{offset:#x}", None, symbol) for module, offset, symbol in found["native"]]
-    while native and DRIVER.search(Path(native[0].file).name):
+    native = [Frame("", None, symbol, module, offset) for module, offset, symbol in found["native"]]
+    while native and DRIVER.search(Path(native[0].module).name):
         native.pop(0)
     python = (Frame(*frame) for frame in found.get("python", ()))
     return Stack(tuple(python), tuple(native), found.get("started_by"))

@@ -7,13 +7,21 @@ from typing import Any
 from hostrace.races import GRADES, NUMBERS, Race, Stack, Watched, merged
 from hostrace.suppressions import Suppression, split
 
-VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
+FORMAT = 3
+LISTS = ("races", "unordered", "possible", "suppressed")
+VERBS = {"read": "read it", "write": "wrote it", "free": "gave it back"}
+COMPARED = "compared"  # how a touch was found that nobody saw: the bytes had changed
+PROMISED = "copy that should have read it"
 UNSEEN = {
     "dropped": ("use", "could not be watched: too many at once, or their pages could not be protected"),
     "unwatched_streams": ("use", "could not be watched: the stream took no flag"),
     "shared_pages": (
         "use",
-        "could be watched in part only: registered memory shares pages with other memory, which are never protected",
+        "could be protected in part only: registered memory shares pages with other memory, which are never protected",
+    ),
+    "digested": (
+        "source",
+        "of copies had bytes that are not protected: these were compared when the program had waited",
     ),
     "let_go": ("use", "had ended, and was let go before the program had observed that: too many, or in the way"),
     "unbegun": ("use", "was touched while the device waited for the host before it: it is no longer watched"),
@@ -40,14 +48,20 @@ class Report:
 
     @classmethod
     def of(
-        cls, command: list[str], status: int, held: bool, processes: list[Watched], suppressions: list[Suppression]
+        cls,
+        command: list[str],
+        status: int,
+        held: bool,
+        processes: list[Watched],
+        suppressions: list[Suppression],
+        more_notes: list[str],
     ) -> "Report":
         kept, suppressed = split(merged(processes), suppressions)
         races, unordered, possible = ([race for race in kept if race.grade == grade] for grade in GRADES)
         notes = [note for process in processes for note in process.notes if note != "watching"]
         numbers = {name: sum(process.numbers[name] for process in processes) for name in NUMBERS}
         notes += [f"{number_of(numbers[name], noun)} {rest}" for name, (noun, rest) in UNSEEN.items() if numbers[name]]
-        unique = list(dict.fromkeys(notes))
+        unique = list(dict.fromkeys(notes + more_notes))
         refused = sum(process.refused is not None for process in processes)
         watched = len(processes) - refused
         return cls(command, status, held, races, unordered, possible, suppressed, unique, numbers, watched, refused)
@@ -56,6 +70,17 @@ class Report:
     def blind(self) -> bool:
         """CUDA ran, and nobody looked."""
         return self.refused > 0 and self.processes == 0
+
+    @property
+    def verdict(self) -> str:
+        """What the run is worth as evidence; report.schema.json says what each word means."""
+        if self.blind:
+            return "blind"
+        if self.races or self.unordered:
+            return "race"
+        if self.possible:
+            return "possible"
+        return "silent" if self.numbers["guarded"] else "nothing-watched"
 
     def failed(self, strict: bool) -> bool:
         return bool(self.races or self.unordered) or (strict and bool(self.possible))
@@ -69,12 +94,46 @@ def number_of(count: int, singular: str, plural: str = "") -> str:
 def title(race: Race) -> str:
     """The race in one sentence."""
     doing = "reads" if race.device == "reads" else "writes"
-    touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
+    touched = VERBS[race.touch]
+    if race.how == COMPARED:
+        touched = "changed it" if race.touch == "write" else touched
+    elif race.how:
+        touched = f"{touched} by {race.how}()"
+    if race.use == PROMISED:
+        return f"The host {touched} after a copy that the driver promised to have read by then, and may read later"
     if race.grade == "race":
         return f"The host {touched} while a {race.use} still {doing} it"
     if race.grade == "unordered":
         return f"The host {touched}, and nothing had waited for a {race.use} that {doing} it"
     return f"The host {touched} while a {race.use} may still use it"
+
+
+def remedy(race: Race) -> str:
+    """What would order the two, in one sentence."""
+    streams = {0: "the default stream", 1: "the default stream", 2: "the thread's default stream"}
+    stream = streams.get(race.stream, f"stream {race.stream:#x}")
+    behind = f"the launch of the graph that has this {race.use.partition(' ')[0]}"
+    behind = behind if race.use.endswith("graph") else f"the {race.use}"
+    if race.use == PROMISED:
+        return (
+            "The program is right (DURING_API_CALL), and drivers break that promise for pageable sources of more than "
+            f"64 KiB: pin the source, or let the host wait for {stream} before it touches it."
+        )
+    wait = f"let the host wait for {stream}, or for an event recorded there behind {behind},"
+    if race.touch == "free":
+        text = f"{wait} before it gives the memory back"
+    elif race.touch == "read":
+        text = f"{wait} before it reads"
+    elif race.device == "writes":
+        text = f"{wait} before it writes, or give {behind} memory of its own"
+    else:
+        text = f"{wait} before it writes, or let it fill another buffer meanwhile"
+    if race.grade == "possible":
+        unknown = (
+            "the kernel uses this memory" if "kernel" in race.use else "nothing that hostrace does not know orders them"
+        )
+        return f"If {unknown}, {text}."
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def where(race: Race) -> str:
@@ -84,7 +143,8 @@ def where(race: Race) -> str:
         shape += f" ({race.rows:,} rows of {race.width:,})"
     age = f"{race.age_us:,.0f} us"
     since = f"enqueued {age} before" if race.grade == "unordered" else f"in use for {age}"
-    return f"byte {race.at:,} of {shape} at {race.begin:#x}, {since} on stream {race.stream:#x}"
+    first = f"somewhere from byte {race.at:,} on" if race.how == COMPARED else f"byte {race.at:,}"
+    return f"{first} of {shape} at {race.begin:#x}, {since} on stream {race.stream:#x}"
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -104,7 +164,11 @@ def race_lines(heading: str, race: Race) -> Iterator[str]:
     times = f", {race.times:,} times" if race.times > 1 else ""
     yield f"{heading}: {title(race)}{times}"
     yield f"  {where(race)}"
-    yield f"  touched by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
+    yield f"  remedy: {remedy(race)}"
+    if race.pinned_stack.place is not None:
+        yield f"  pinned at {race.pinned_stack.place}"
+    noticed = "touched" if race.how != COMPARED else "noticed"
+    yield f"  {noticed} by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
     yield from _frames(race.touch_stack)
     yield f"  enqueued by thread {race.use_thread}:"
     yield from _frames(race.use_stack)
@@ -125,7 +189,12 @@ def summary(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    return {"format": 2, **asdict(report)}
+    """As report.schema.json has it, whose number is `format`."""
+    made = {"format": FORMAT, "verdict": report.verdict, **asdict(report)}
+    for name in LISTS:
+        for race, entry in zip(getattr(report, name), made[name], strict=True):
+            entry |= {"title": title(race), "remedy": remedy(race)}
+    return made
 
 
 def _started(stack: Stack) -> str:

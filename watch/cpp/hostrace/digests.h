@@ -1,0 +1,72 @@
+// Bytes that a copy reads, and that no page protection covers: a digest of them is taken when the copy is enqueued, and
+// again when the program has waited for it. What changed meanwhile was touched before anybody could know that it may be.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "hostrace/use.h"
+
+namespace hostrace {
+
+class Digests {
+  public:
+    enum class Found : std::uint8_t { as_it_was, changed, gone, unknown };
+
+    // Code of the program is about to run in the stream, and may write what `observe` makes known to be over.
+    template <typename Observe>
+    void let_go(Observe observe) {
+        const std::lock_guard held(mutex_);
+        observe();
+        std::erase_if(entries_, [](const Entry& each) { return each.use.observed(); });
+        waiting_.store(entries_.size(), std::memory_order_relaxed);
+    }
+    // False where the bytes cannot be read, or where the device writes them before.
+    bool add(const Use& use, Span bytes);
+    // The device writes there: what changes is no touch of the host.
+    void written(const Use& use);
+    // Memory goes back to its owner, who waits for the device.
+    void forget(Span bytes);
+    void forget_context(const void* context);
+
+    bool idle() const { return waiting_.load(std::memory_order_relaxed) == 0; }
+
+    // Calls `found(use, bytes, what)` for all of which it was observed that they are over. Threads wait for one another:
+    // none goes back to the program, and may change the bytes, while another compares them.
+    template <typename Report>
+    void compare(Report found) {
+        if (idle()) {
+            return;
+        }
+        const std::lock_guard held(mutex_);
+        std::erase_if(entries_, [&](const Entry& each) {
+            const bool over = each.use.finished() && each.use.observed();
+            if (over) {
+                found(each.use, each.bytes, look(each));
+            }
+            return over;
+        });
+        forget_written();
+        waiting_.store(entries_.size(), std::memory_order_relaxed);
+    }
+
+  private:
+    static constexpr std::size_t kEntriesMax = 1024;
+    struct Entry {
+        Use use;
+        Span bytes;
+        std::uint64_t digest = 0;
+    };
+    static Found look(const Entry& entry);
+    static Found read(Span bytes, std::uint64_t& digest);
+    void forget_written();
+
+    std::mutex mutex_;
+    std::vector<Entry> entries_;
+    std::vector<Use> written_;
+    std::atomic<std::size_t> waiting_{0};  // entries, for who looks without the lock
+};
+
+}  // namespace hostrace
