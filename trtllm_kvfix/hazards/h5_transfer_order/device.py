@@ -221,12 +221,12 @@ class Race:
     """A transfer and work of the model: what the host enqueues first is behind the gate, and the other must wait."""
 
     name: str
-    variant: str
     transfer: Literal["store", "load"]
+    call: str
+    variant: str
     work: Work
     transfer_first: bool
     title: str
-    call: str
     meanwhile: str  # in the control
     corrupt: str
     intact: str
@@ -329,67 +329,53 @@ class TransferArm(Arm):
         super().close()
 
 
-STORE, LOAD = "the store of the blocks is issued", "the load of the blocks is issued"
-STORE_BEHIND_WRITER = Race(
-    "store-order",
+STORE = partial(Race, "store-order", "store", "the store of the blocks is issued")
+LOAD = partial(Race, "load-order", "load", "the load of the blocks is issued")
+STORE_BEHIND_WRITER = STORE(
     "writer",
-    "store",
     Work.WRITES,
     transfer_first=False,
     title="Store: blocks are saved while the kernel that writes them is queued",
-    call=STORE,
     meanwhile="the store is over, and nothing has written the blocks yet",
     corrupt="the kernel writes the blocks; what was saved is what was there before",
     intact="the kernel writes the blocks, then the store saves them",
 )
-LOAD_BEHIND_READER = Race(
-    "load-order",
+LOAD_BEHIND_READER = LOAD(
     "reader",
-    "load",
     Work.READS,
     transfer_first=False,
     title="Load: blocks are filled while attention that reads their last contents is queued",
-    call=LOAD,
     meanwhile="the load is over, and nobody has read the blocks yet",
     corrupt="attention runs and reads what was loaded for somebody else",
     intact="attention reads the blocks, then the load fills them",
 )
 COPIES = (
     STORE_BEHIND_WRITER,
-    Race(
-        "store-order",
+    STORE(
         "early writer",
-        "store",
         Work.WRITES,
         transfer_first=True,
         title="Store: blocks are written for their next owner while the store of their contents is queued",
-        call=STORE,
         meanwhile="the kernel of the next owner is over, and nothing has been saved yet",
         corrupt="the store saves what belongs to the next owner",
         intact="the store saves the blocks, then the next owner's kernel writes them",
         orders=("stream",),  # ANY lets the driver read the blocks early, which saves a control now and then
     ),
     LOAD_BEHIND_READER,
-    Race(
-        "load-order",
+    LOAD(
         "zeroing",
-        "load",
         Work.CLEARS,
         transfer_first=False,
         title="Load: blocks are filled while the kernel that clears them is queued",
-        call=LOAD,
         meanwhile="the load is over, and the blocks have not been cleared yet",
         corrupt="the kernel clears the blocks; what was loaded is gone",
         intact="the kernel clears the blocks, then the load fills them",
     ),
-    Race(
-        "load-order",
+    LOAD(
         "early reader",
-        "load",
         Work.READS,
         transfer_first=True,
         title="Load: attention reads the blocks while the load that fills them is queued",
-        call=LOAD,
         meanwhile="attention is over, and nothing has been loaded yet",
         corrupt="the load fills the blocks; attention has read what was there before",
         intact="the load fills the blocks, then attention reads them",
