@@ -95,18 +95,6 @@ def held(device: native.Device, stream: int) -> Iterator[None]:
         device.open_gate(gate)
 
 
-@contextmanager
-def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
-    """Hold the stream for a loop of upstream's: it goes on when the block has ended, or when something in it has waited
-    a while.
-
-    What earlier loops left goes first: a driver gives memory back behind all streams, and the loop would seem to wait.
-    """
-    gc.collect()
-    with let_go_in_time(ground.held(stream)):
-        yield
-
-
 class Watchdog:
     """Holds streams, one after the other. What is held at two of its looks, which are `look_s` apart, it lets go.
 
