@@ -8,7 +8,8 @@ import pytest
 
 from tests.engine.load import ENGINES, TIGHT, Played, usual_load, with_fix, without
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
-from trtllm_kvfix.tools.demo.scenes import SCENES, ChatScene, play
+from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.tools.demo.scenes import SCENES, play
 
 torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
@@ -34,6 +35,6 @@ def test_each_fix_is_needed(fix: str) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.fix)
-def test_a_scene_of_the_demo_shows_what_it_should(scene: ChatScene) -> None:
+def test_a_scene_of_the_demo_shows_what_it_should(scene: Scene) -> None:
     found = play(scene, "cuda", 0)
     assert found.shown

@@ -1,9 +1,11 @@
 """What scenarios on an installed TensorRT-LLM make of it, where they know which build it is."""
 
+import gc
 from importlib import import_module
 from typing import Any
 
-from trtllm_kvfix.hazards.ground import Ground, Unavailable
+from trtllm_kvfix.hazards.case import Comparison, Played, played
+from trtllm_kvfix.hazards.ground import Ground, Unavailable, let_go_in_time
 from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, Requests, accepted, manager, mapping
 from trtllm_kvfix.overlay.upstream import BINDINGS, PACKAGE, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.plurals import number_of
@@ -51,6 +53,19 @@ def metadata(up: Upstream, cache: Any, ground: Ground) -> Any:
         return cls(**accepted(cls, options))
     except TypeError as error:
         raise Unavailable(f"attention metadata cannot be made: {error}") from error
+
+
+def played_behind_a_held_stream(loop: Played, ground: Ground, stream: Any) -> Comparison:
+    """For a loop of upstream's: the stream goes on when the loop is over, or when something in it has waited a while.
+
+    Played twice, because what is made at its first use, such as pinned memory or a graph on the device, would wait for
+    the held stream. What earlier loops left goes first: a driver gives memory back behind all streams, and the loop
+    would seem to wait.
+    """
+    for _ in range(2):
+        gc.collect()
+        comparison, _waited = played(loop, let_go_in_time(ground.held(stream)))
+    return comparison
 
 
 class CountedRequests(Requests):

@@ -82,7 +82,7 @@ class Played(ABC):
         """Read the destinations back. Everything has settled."""
 
 
-def played(scenario: Played, held: AbstractContextManager[None]) -> tuple[Comparison, bool]:
+def played(scenario: Played, held: AbstractContextManager[object]) -> tuple[Comparison, bool]:
     """Play it once. Returns what arrived beside what is right, and whether what must wait did wait."""
     scenario.prepare()
     scenario.settle()

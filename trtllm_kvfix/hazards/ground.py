@@ -95,41 +95,61 @@ def held(device: native.Device, stream: int) -> Iterator[None]:
         device.open_gate(gate)
 
 
-@contextmanager
-def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
-    """Hold the stream for a loop of upstream's: it goes on when the block has ended, or when something in it has waited
-    a while.
+class Watchdog:
+    """Holds streams, one after the other. What is held at two of its looks, which are `look_s` apart, it lets go.
 
-    What earlier loops left goes first: a driver gives memory back behind all streams, and the loop would seem to wait.
+    Its thread does that, because the host may be waiting for the stream. It lasts as long as all holds: one that starts
+    while a call is measured would take its time.
     """
-    gc.collect()
-    with let_go_in_time(ground.held(stream)):
-        yield
+
+    def __init__(self, look_s: float) -> None:
+        self.too_late = threading.Event()  # a hold has been ended that way
+        self._look_s = look_s
+        self._lock = threading.Lock()  # guards the next two
+        self._held: ExitStack | None = None
+        self._seen: ExitStack | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="kvfix-hazard-watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    @contextmanager
+    def holding(self, held: AbstractContextManager[None]) -> Iterator[None]:
+        hold = ExitStack()
+        with collecting_nothing():
+            with self._lock:
+                self._held = hold
+                hold.enter_context(held)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._held = None
+                    hold.close()
+
+    def look(self) -> None:
+        with self._lock:
+            if self._held is not None and self._held is self._seen:
+                self.too_late.set()
+                self._held.close()
+            self._seen = self._held
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._look_s):
+            self.look()
 
 
 @contextmanager
 def let_go_in_time(held: AbstractContextManager[None], patience_s: float = PATIENCE_S) -> Iterator[threading.Event]:
-    """Hold a stream until the block has ended, or has taken too long: then the event says so.
-
-    Another thread releases it then, because this one may be waiting for the stream.
-    """
-    too_late, holding = threading.Event(), ExitStack()
-
-    def let_go() -> None:
-        too_late.set()
-        holding.close()
-
-    watchdog = threading.Timer(patience_s, let_go)
-    watchdog.daemon = True
-    with collecting_nothing():
-        holding.enter_context(held)
-        watchdog.start()
-        try:
-            yield too_late
-        finally:
-            watchdog.cancel()
-            watchdog.join()
-            holding.close()
+    """Hold a stream until the block has ended, or has taken too long: then the event says so."""
+    with Watchdog(patience_s / 2) as watchdog, watchdog.holding(held):
+        yield watchdog.too_late
 
 
 @contextmanager

@@ -4,9 +4,10 @@ The offsets of a batch travel from a table in pinned memory, which the cache man
 the device from which attention reads them. A *shipper* is one way of sending them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,12 @@ Table: TypeAlias = NDArray[np.int32]
 Rows: TypeAlias = Sequence[int]
 
 
-class Shipper(Protocol):
+class Shipper(ABC):
+    @abstractmethod
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         """Send these rows of the table, in this order; return at once."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most own memory alone, which goes with its object
         """Give back what this shipper owns. The stream has settled."""
 
 
@@ -65,7 +67,7 @@ class OffsetArm(Arm):
         super().close()
 
 
-class Staged:
+class Staged(Shipper):
     """The fix: the device reads a slot that is not written again until an event behind its reader is done."""
 
     def __init__(self, device: Device, **layout: Any) -> None:

@@ -112,12 +112,16 @@ class LoopTier:
     def wait(self) -> None:
         """Wait for what has begun. The next `progress` reports it."""
         begin = monotonic()
-        while self._worker.requests_in_transfer():
+        while self.moves():
             if monotonic() - begin > WAIT_S_MAX:
                 waiting = sorted(self._worker.requests_in_transfer())
                 raise KvfixError(f"transfers of requests {waiting} have not ended within {WAIT_S_MAX:g} s")
             sleep(POLL_S)
-            self._look()
+
+    def moves(self) -> bool:
+        """Whether something that has begun is not over."""
+        self._look()
+        return bool(self._worker.requests_in_transfer())
 
     def close(self) -> None:
         self._worker.close()

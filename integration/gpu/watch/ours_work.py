@@ -95,13 +95,14 @@ def standin(name: str, arm: str, steps: int) -> tuple[int, int]:
 
 def engine(fix: str, arm: str, chats: int) -> tuple[int, int]:
     from trtllm_kvfix.engine.machine import open_machine  # noqa: PLC0415
-    from trtllm_kvfix.tools.demo.scenes import SCENES, Session  # noqa: PLC0415
+    from trtllm_kvfix.tools.demo.scenes import SCENES, Session, config_of  # noqa: PLC0415
 
-    (config,) = (scene.config for scene in SCENES if scene.fix == fix)
+    (scene,) = (scene for scene in SCENES if scene.fix == fix)
+    config = config_of(scene, () if arm == "fixed" else (fix,))
     wrong = late = 0
     for seed in range(chats):
         machine = open_machine("cuda", seed=seed)
-        session = Session(machine, config if arm == "fixed" else replace(config, off=frozenset((fix,))))
+        session = Session(machine, config)
         try:
             wrong += sum(not answer.right for answer in session.run())
             stager = getattr(session.engine, "_tables").stager  # noqa: B009

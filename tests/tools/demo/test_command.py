@@ -1,7 +1,6 @@
 """The command: what it prints, in which form, and how it exits."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
+from trtllm_kvfix.hazards.hazard import Scene
 from trtllm_kvfix.tools.demo import command, scenes
 from trtllm_kvfix.tools.demo.report import SceneOutcome
 
@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(
 def test_ctrl_c_says_which_scenes_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     played: list[str] = []
 
-    def interrupted(scene: scenes.ChatScene, device_name: str, seed: int) -> SceneOutcome:
+    def interrupted(scene: Scene, device_name: str, seed: int) -> SceneOutcome:
         if played:
             raise KeyboardInterrupt
         played.append(scene.fix)
@@ -88,13 +88,12 @@ def test_json_is_the_report() -> None:
 
 
 def test_a_fix_that_does_not_hold_and_a_control_that_stays_right_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenes, "_racy", lambda scene: scene.config)
+    config_of = scenes.config_of
+    monkeypatch.setattr(scenes, "config_of", lambda scene, off=(): config_of(scene))  # noqa: ARG005
     result = run("--fix", "graph-inputs=off")
     assert result.exit_code == 1
     assert "no answer is wrong without it" in result.stdout
-    monkeypatch.undo()
-    broken = replace(scenes.SCENES[-1].config, off=frozenset(["graph-inputs"]))
-    monkeypatch.setattr(scenes, "SCENES", (replace(scenes.SCENES[-1], config=broken),))
+    monkeypatch.setattr(scenes, "config_of", lambda scene, off=(): config_of(scene, {scene.fix}))  # noqa: ARG005
     result = run("--fix", "graph-inputs=off")
     assert result.exit_code == 1
     assert "wrong although every fix is on" in result.stdout

@@ -5,11 +5,12 @@ import pytest
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.demo.scenes import LOOKS_BACK, SCENES, USERS, ChatScene, choose, from_whom, play, quiet
+from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.tools.demo.scenes import LOOKS_BACK, SCENES, USERS, choose, from_whom, play, quiet
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.fix)
-def test_a_scene_is_wrong_without_its_fix_and_right_with_it(scene: ChatScene) -> None:
+def test_a_scene_is_wrong_without_its_fix_and_right_with_it(scene: Scene) -> None:
     found = play(scene, "cpu", 0)
     assert found.shown and not found.fixed.wrong
     assert found.control.foreign or any(answer.in_another_voice for answer in found.control.answers)
@@ -60,7 +61,7 @@ def test_whose_text_it_is() -> None:
 def test_scenes_are_chosen_by_fix_and_manager() -> None:
     assert [scene.fix for scene in choose(["graph-inputs=off"], None)] == ["graph-inputs"]
     assert len(choose(["graph-inputs=on"], None)) == len(SCENES) - 1
-    assert {scene.config.manager for scene in choose([], "one-by-one")} == {"one-by-one"}
+    assert {scene.config["manager"] for scene in choose([], "one-by-one")} == {"one-by-one"}
     assert "computed-blocks" not in {scene.fix for scene in choose([], "native")}
 
 

@@ -76,12 +76,13 @@ def test_fixes_of_the_process_do_not_reach_the_control_arm(tmp_path: Path) -> No
     """Below `run` the child's Python has the hook."""
     environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}
     script = (
-        "import json, os, sys\n"
+        "import os, sys\n"
+        "from multiprocessing.connection import Connection\n"
         "from tests.tools.selfcheck.child import StandInGround, main\n"
         "reading, writing = os.pipe()\n"
         "main([str(writing), 'import', 'offsets-v1:off'], StandInGround)\n"
-        "lines = os.fdopen(reading).read().splitlines()\n"
-        "sys.stdout.write(json.loads(lines[-1])['outcome']['result'])\n"
+        "outcomes = Connection(reading, writable=False)\n"
+        "sys.stdout.write([outcomes.recv() for _ in range(2)][-1][0])\n"
     )
     launcher = [sys.executable, "-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", script]
     done = subprocess.run(launcher, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from trtllm_kvfix.hazards.ground import held, let_go_in_time
+from trtllm_kvfix.hazards.ground import Watchdog, held, let_go_in_time
+from trtllm_kvfix.hazards.h1_block_offsets_v1.device import InPlace, RefilledTable
 from trtllm_kvfix.native import Device, open_device
-from trtllm_kvfix.tools.verify.cases import Gates, StuckBehindGate
+from trtllm_kvfix.tools.verify.cases import StuckBehindGate, run_iteration
 
 
 @pytest.fixture
@@ -24,8 +25,8 @@ def stream(device: Device) -> Iterator[int]:
 
 def test_a_gate_holds_until_its_block_ends(device: Device, stream: int) -> None:
     event = device.create_event()
-    with Gates(device) as gates:
-        with gates.closed(stream):
+    with Watchdog(10) as watchdog:
+        with watchdog.holding(held(device, stream)):
             device.record(event, stream)
             assert not device.done(event)
         device.synchronize(stream)
@@ -34,33 +35,35 @@ def test_a_gate_holds_until_its_block_ends(device: Device, stream: int) -> None:
 
 
 def test_a_gate_is_opened_at_the_end_of_its_block_even_by_an_error(device: Device, stream: int) -> None:
-    with Gates(device) as gates:
-        with pytest.raises(ZeroDivisionError), gates.closed(stream):
+    with Watchdog(10) as watchdog:
+        with pytest.raises(ZeroDivisionError), watchdog.holding(held(device, stream)):
             raise ZeroDivisionError
         device.synchronize(stream)
 
 
-def test_the_watchdog_opens_a_gate_that_the_host_waits_behind(device: Device, stream: int) -> None:
-    with (
-        Gates(device, held_s_max=0.02) as gates,
-        pytest.raises(StuckBehindGate, match=r"for more than 0\.02 s"),
-        gates.closed(stream),
-    ):
-        device.synchronize(stream)  # only the watchdog can end this
+class Stuck(RefilledTable):
+    def disturb(self) -> None:
+        self.device.synchronize(self.held)  # only the watchdog can end this
 
 
-def hold(gates: Gates, stream: int, *, looks: int) -> None:
-    with gates.closed(stream):
+def test_the_watchdog_opens_a_gate_that_the_host_waits_behind(device: Device) -> None:
+    event = device.create_event()
+    with Watchdog(0.02) as watchdog, pytest.raises(StuckBehindGate, match="waited for a held stream"):
+        run_iteration(watchdog, Stuck(device, 0, InPlace(device)), event, 1)
+    device.destroy_event(event)
+
+
+def hold(watchdog: Watchdog, device: Device, stream: int, *, looks: int) -> bool:
+    with watchdog.holding(held(device, stream)):
         for _ in range(looks):
-            gates.look()
+            watchdog.look()
+    return watchdog.too_late.is_set()
 
 
 def test_two_gates_one_after_the_other_are_not_taken_for_one(device: Device, stream: int) -> None:
-    gates = Gates(device)
-    for _ in range(3):
-        hold(gates, stream, looks=1)
-    with pytest.raises(StuckBehindGate):
-        hold(gates, stream, looks=2)
+    watchdog = Watchdog(10)
+    assert not any(hold(watchdog, device, stream, looks=1) for _ in range(3))
+    assert hold(watchdog, device, stream, looks=2)
 
 
 def test_a_stream_that_a_loop_waits_for_is_let_go_in_time(device: Device, stream: int) -> None:
@@ -88,7 +91,7 @@ def test_nothing_is_collected_behind_a_gate(device: Device, stream: int) -> None
     thresholds = gc.get_threshold()
     gc.set_threshold(10)
     try:
-        with Gates(device, held_s_max=0.5) as gates, gates.closed(stream):
+        with Watchdog(0.5) as watchdog, watchdog.holding(held(device, stream)):
             Freed(device, stream)
             assert [[] for _ in range(100)]  # enough for a collection
     finally:

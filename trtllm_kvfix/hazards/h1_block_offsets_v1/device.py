@@ -15,6 +15,7 @@ from trtllm_kvfix.hazards.offsets import (
     WORD_BYTES,
     OffsetArm,
     Rows,
+    Shipper,
     cases,
 )
 from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
@@ -40,7 +41,7 @@ class RefilledTable(OffsetArm):
         self.ship(list(range(ROWS)), which)
 
 
-class InPlace:
+class InPlace(Shipper):
     """Upstream: one asynchronous copy per pool, straight out of the table. Each reads the table when it executes."""
 
     def __init__(self, device: Device) -> None:
@@ -51,11 +52,8 @@ class InPlace:
         for start in range(0, table.nbytes, table.nbytes // POOLS):
             self.device.copy(destination.address + start, table.address + start, nbytes, stream)
 
-    def close(self) -> None:
-        """Nothing is owned here."""
 
-
-class ProtectedMethod:
+class ProtectedMethod(Shipper):
     """Upstream's method with a fix around it. `InPlace` is what it does alone."""
 
     def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
@@ -68,9 +66,6 @@ class ProtectedMethod:
         manager = self._managers.setdefault(table.address, SimpleNamespace(host_kv_cache_block_offsets=live))
         with on_stream(self.device, stream):
             self._copy(manager, DeviceTensor(destination), len(rows))
-
-    def close(self) -> None:
-        """Nothing is owned here."""
 
 
 def copy_as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:

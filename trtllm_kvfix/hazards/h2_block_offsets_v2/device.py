@@ -17,6 +17,7 @@ from trtllm_kvfix.hazards.offsets import (
     SHAPE,
     OffsetArm,
     Rows,
+    Shipper,
     Table,
     cases,
 )
@@ -109,7 +110,7 @@ class FreedRow(PageTable):
         self.table.array[:, self.batches[0][0], 0] = self.pages(1)[:, 0]
 
 
-class Gather:
+class Gather(Shipper):
     """Launches upstream's kernel, which reads both the table and the copy index when it runs."""
 
     def __init__(self, device: Device) -> None:
@@ -117,9 +118,6 @@ class Gather:
 
     def gather(self, table: PinnedArray, copy_index: PinnedArray, destination: DeviceArray, stream: int) -> None:
         self.device.gather_host_rows(destination, table, copy_index, ROWS, BLOCKS, SCALE, V_OFFSET, stream)
-
-    def close(self) -> None:
-        """Nothing is owned here but memory, which goes with its object."""
 
 
 class LiveGather(Gather):

@@ -1,7 +1,7 @@
 """A thread that pins blocks while the executor's is in the manager (H4)."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from trtllm_kvfix.hazards.build import CountedRequests
@@ -29,14 +29,26 @@ def admits_alone(ground: Ground, up: Upstream) -> str | None:
     requests.step([cached])
     blocks = list(requests.cache.get_cache_indices(cached))[:3]
     requests.finish(cached)
-    pinning = _Pinning(lambda: getattr(impl, PIN)(blocks))
-    connector.asked = pinning.begin
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvfix-hazard-pins")
+    pinned: list[Future[object]] = []
+    came_in = False
+
+    def pin_meanwhile() -> None:
+        """Returns when the other thread's call is over, or has been kept waiting. An admission may ask twice."""
+        nonlocal came_in
+        if not pinned:
+            pinned.append(thread.submit(getattr(impl, PIN), blocks))
+            came_in = bool(wait(pinned, PATIENCE_S).done)
+
+    connector.asked = pin_meanwhile
     second = requests.make(2, range(3000, 3000 + 2 * T))
     requests.step([second])
-    if not pinning.has_begun:
+    if not pinned:
         raise Unavailable("the bound manager did not ask its connector")
-    pinning.end()
-    if pinning.came_in:
+    if not wait(pinned, LIMIT_S).done:
+        raise TimeoutError(f"{PIN} did not end within {LIMIT_S:g} s of the admission")
+    pinned[0].result()
+    if came_in:
         return f"a thread pinned {len(blocks)} blocks while an admission was inside the manager"
     impl.unpin_blocks_by_id(blocks)
     requests.finish(second)
@@ -60,38 +72,6 @@ def _connector(up: Upstream) -> Any:
             return 0
 
     return Connector()
-
-
-class _Pinning:
-    """In a thread of its own, begun while another is in the manager."""
-
-    def __init__(self, pin: Callable[[], object]) -> None:
-        self._pin = pin
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._error: Exception | None = None
-        self.has_begun = self.came_in = False
-
-    def begin(self) -> None:
-        """Returns when the call is over, or has been kept waiting."""
-        if self.has_begun:
-            return
-        self.has_begun = True
-        self._thread.start()
-        self._thread.join(PATIENCE_S)
-        self.came_in = not self._thread.is_alive()
-
-    def end(self) -> None:
-        self._thread.join(LIMIT_S)
-        if self._thread.is_alive():
-            raise TimeoutError(f"{PIN} did not end within {LIMIT_S:g} s of the admission")
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._pin()
-        except Exception as error:
-            self._error = error
 
 
 SCENARIOS = (Scenario("pins", "concurrent-pins", admits_alone),)

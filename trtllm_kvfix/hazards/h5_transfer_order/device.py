@@ -4,7 +4,6 @@ A *mover* is one way of doing so: copies that no event orders, ordered ones, or 
 says which work of the model meets them.
 """
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,13 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
-from trtllm_kvfix.native import CopyEngine, Device, DeviceArray, HostPool, PinnedArray
-from trtllm_kvfix.offload.ledger import Link
-from trtllm_kvfix.offload.scheduler import OffloadScheduler
-from trtllm_kvfix.offload.switches import Switches
-from trtllm_kvfix.offload.worker import OffloadWorker
-from trtllm_kvfix.offload_section import OffloadSettings
-from trtllm_kvfix.ranks import OneRank
+from trtllm_kvfix.native import CopyEngine, Device, DeviceArray, PinnedArray
+from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
 
 BLOCKS, BLOCK_WORDS = SHAPE = (8, 1024)
 BLOCK_BYTES = BLOCK_WORDS * 4
@@ -115,14 +109,8 @@ class Ordered(Unordered):
         self.streams.device.destroy_event(self.computed)
 
 
-def made_pool(pools: list[HostPool], device: Device, block_bytes: int, _: object) -> HostPool:
-    # Two rounds fit: what the last one stored gives way to the next.
-    pools.append(HostPool(device, host_bytes=2 * BLOCKS * block_bytes, block_bytes=block_bytes))
-    return pools[-1]
-
-
 class ConnectorMover(Mover):
-    """Both sides of the offload connector, its host pool, lanes and index, and as much of an executor as they need.
+    """Both sides of the offload connector, under as much of an executor's loop as they need.
 
     The control is the same connector with a stream on which nothing runs: its transfers are ordered behind nothing.
     """
@@ -131,13 +119,9 @@ class ConnectorMover(Mover):
         self.ordered = ordered
         self._streams = streams
         self._computes = streams.compute if ordered else streams.copy  # as far as the connector knows
-        settings, self._link = OffloadSettings(), Link()
-        self._pools: list[HostPool] = []
-        self._worker = OffloadWorker(settings, self._link, OneRank(), partial(made_pool, self._pools))
-        self._worker.register(streams.device, [streams.blocks])
-        self._scheduler = OffloadScheduler(settings, TOKENS_PER_BLOCK, self._link, Switches(None))
+        # Two rounds fit: what the last one stored gives way to the next.
+        self._tier = LoopTier(streams.device, streams.blocks, TOKENS_PER_BLOCK, 2 * BLOCKS, settle=lambda: None)
         self._contents = self._requests = 0
-        self._pending = False
 
     def offer(self, contents: NDArray[np.uint32]) -> None:
         device, compute = self._streams.device, self._streams.compute
@@ -150,32 +134,26 @@ class ConnectorMover(Mover):
 
     def load(self) -> None:
         """For a request with the tokens of the last store."""
-        request = self._request()
-        tokens, is_async = self._scheduler.get_num_new_matched_tokens(request, 0)
-        if (tokens, is_async) != (TOKENS, True):
-            raise AssertionError(f"the host tier has {tokens} tokens of a prompt whose {TOKENS} were stored")
-        self._scheduler.update_state_after_alloc(request, [list(range(BLOCKS))])
-        self._begin(None, self._computes)
+        if not self._tier.admitted(self._request(), 0, range(BLOCKS)):
+            raise AssertionError("the host tier has nothing of a prompt that was stored")
+        self._tier.step((), self._computes)
 
     def stored(self) -> NDArray[np.uint32]:
-        (pool,) = self._pools
-        words = (ctypes.c_uint32 * (pool.bytes // 4)).from_address(pool.address)
-        slots: NDArray[np.uint32] = np.ctypeslib.as_array(words).reshape(-1, BLOCK_WORDS)
-        return slots[list(self._step.stores[0].slots)].copy()
+        self.load()
+        self.settle()
+        return self._streams.device.download(self._streams.blocks, self._streams.compute)
 
     def over(self) -> bool:
-        self._worker.finished([], [])
-        return bool(self._link.ledger.ended)
+        return not self._tier.moves()
 
     def settle(self) -> None:
         """Both sides take note of the end, of which there may be none."""
-        while self._pending and not self.over():
+        while self._tier.moves():
             pass
-        self._pending = False
-        self._scheduler.build_connector_meta(None)
+        self._tier.step((), self._computes)
 
     def close(self) -> None:
-        self._worker.close()
+        self._tier.close()
 
     def _request(self) -> SimpleNamespace:
         """Requests of one content share their tokens."""
@@ -187,22 +165,11 @@ class ConnectorMover(Mover):
         )  # fmt: skip
 
     def _store(self, stream: int) -> None:
-        """The report of a request of new contents, whose whole prompt has been given to the device."""
+        """A request of new contents comes, and its whole prompt has been given to the device."""
         self._contents += 1
         request = self._request()
-        self._scheduler.get_num_new_matched_tokens(request, 0)
-        self._scheduler.update_state_after_alloc(request, [list(range(BLOCKS))])
-        report = SimpleNamespace(
-            request_id=request.request_id, new_tokens=request.get_tokens(0), new_block_ids=list(range(BLOCKS)),
-            computed_position=TOKENS,
-        )  # fmt: skip
-        self._begin(SimpleNamespace(new_requests=[report], cached_requests=[]), stream)
-
-    def _begin(self, report: SimpleNamespace | None, stream: int) -> None:
-        self._step = self._scheduler.build_connector_meta(report)
-        self._worker.bind(self._step)
-        self._worker.start(stream)
-        self._pending = True
+        self._tier.admitted(request, 0, range(BLOCKS))
+        self._tier.step([Scheduled(request, TOKENS, 0, range(BLOCKS))], stream)
 
 
 BuildMover: TypeAlias = Callable[[Streams], Mover]
@@ -221,12 +188,12 @@ class Race:
     """A transfer and work of the model: what the host enqueues first is behind the gate, and the other must wait."""
 
     name: str
-    variant: str
     transfer: Literal["store", "load"]
+    call: str
+    variant: str
     work: Work
     transfer_first: bool
     title: str
-    call: str
     meanwhile: str  # in the control
     corrupt: str
     intact: str
@@ -329,67 +296,53 @@ class TransferArm(Arm):
         super().close()
 
 
-STORE, LOAD = "the store of the blocks is issued", "the load of the blocks is issued"
-STORE_BEHIND_WRITER = Race(
-    "store-order",
+STORE = partial(Race, "store-order", "store", "the store of the blocks is issued")
+LOAD = partial(Race, "load-order", "load", "the load of the blocks is issued")
+STORE_BEHIND_WRITER = STORE(
     "writer",
-    "store",
     Work.WRITES,
     transfer_first=False,
     title="Store: blocks are saved while the kernel that writes them is queued",
-    call=STORE,
     meanwhile="the store is over, and nothing has written the blocks yet",
     corrupt="the kernel writes the blocks; what was saved is what was there before",
     intact="the kernel writes the blocks, then the store saves them",
 )
-LOAD_BEHIND_READER = Race(
-    "load-order",
+LOAD_BEHIND_READER = LOAD(
     "reader",
-    "load",
     Work.READS,
     transfer_first=False,
     title="Load: blocks are filled while attention that reads their last contents is queued",
-    call=LOAD,
     meanwhile="the load is over, and nobody has read the blocks yet",
     corrupt="attention runs and reads what was loaded for somebody else",
     intact="attention reads the blocks, then the load fills them",
 )
 COPIES = (
     STORE_BEHIND_WRITER,
-    Race(
-        "store-order",
+    STORE(
         "early writer",
-        "store",
         Work.WRITES,
         transfer_first=True,
         title="Store: blocks are written for their next owner while the store of their contents is queued",
-        call=STORE,
         meanwhile="the kernel of the next owner is over, and nothing has been saved yet",
         corrupt="the store saves what belongs to the next owner",
         intact="the store saves the blocks, then the next owner's kernel writes them",
         orders=("stream",),  # ANY lets the driver read the blocks early, which saves a control now and then
     ),
     LOAD_BEHIND_READER,
-    Race(
-        "load-order",
+    LOAD(
         "zeroing",
-        "load",
         Work.CLEARS,
         transfer_first=False,
         title="Load: blocks are filled while the kernel that clears them is queued",
-        call=LOAD,
         meanwhile="the load is over, and the blocks have not been cleared yet",
         corrupt="the kernel clears the blocks; what was loaded is gone",
         intact="the kernel clears the blocks, then the load fills them",
     ),
-    Race(
-        "load-order",
+    LOAD(
         "early reader",
-        "load",
         Work.READS,
         transfer_first=True,
         title="Load: attention reads the blocks while the load that fills them is queued",
-        call=LOAD,
         meanwhile="attention is over, and nothing has been loaded yet",
         corrupt="the load fills the blocks; attention has read what was there before",
         intact="the load fills the blocks, then attention reads them",

@@ -5,10 +5,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from trtllm_kvfix.hazards.build import FIRST, LENGTH, SECOND, metadata, with_two_batches
-from trtllm_kvfix.hazards.case import Comparison, Played, played
+from trtllm_kvfix.hazards.build import FIRST, LENGTH, SECOND, metadata, played_behind_a_held_stream, with_two_batches
+from trtllm_kvfix.hazards.case import Comparison, Played
 from trtllm_kvfix.hazards.executors import Executor, Reached
-from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import mapping
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
@@ -63,11 +63,8 @@ class _Loop(Played):
             self._scheduling(Executor(self._write))
 
     def survives(self, go_on: Callable[[list[int]], None]) -> str | None:
-        # Things that are made at their first use, such as pinned memory, would wait for the held stream: so run it
-        # twice.
         self._go_on = go_on
-        for _ in range(2):
-            (own, arrived), _waited = played(self, held_in_front_of(self._ground, self._stream))
+        own, arrived = played_behind_a_held_stream(self, self._ground, self._stream)
         if arrived == own:
             return None
         whose = "those of the next" if arrived == PROMPT_LENS[tuple(SECOND)] else str(arrived)

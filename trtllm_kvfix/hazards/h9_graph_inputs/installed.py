@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
-from trtllm_kvfix.hazards.case import Comparison, Played, played
-from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable, held_in_front_of
+from trtllm_kvfix.hazards.build import played_behind_a_held_stream
+from trtllm_kvfix.hazards.case import Comparison, Played
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import accepted
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
@@ -54,9 +55,7 @@ class _Experts(Played):
         self._stream.synchronize()
 
     def survive(self) -> str | None:
-        # The first replay brings the graph to the device, which may wait for the held stream: so replay it twice.
-        for _ in range(2):
-            (own, arrived), _waited = played(self, held_in_front_of(self._ground, self._stream))
+        own, arrived = played_behind_a_held_stream(self, self._ground, self._stream)
         if arrived == own:
             return None
         return "a graph read slots {} and ranks {} of the next batch, not {} and {}".format(*arrived, *own)

@@ -10,9 +10,10 @@ from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
+from trtllm_kvfix.hazards.hazard import Scene
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.demo.report import DemoReport, Printer, SceneOutcome, page, picture
-from trtllm_kvfix.tools.demo.scenes import ChatScene, choose, play
+from trtllm_kvfix.tools.demo.scenes import choose, play
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write
 
@@ -70,7 +71,7 @@ def exit_code(report: DemoReport) -> int:
     return 0 if report.proven else 1
 
 
-def run(scenes: list[ChatScene], device_name: str, seed: int, printer: Printer) -> DemoReport:
+def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> DemoReport:
     machine = open_machine(device_name, seed=seed)
     device, simulated = machine.device.name, machine.simulated
     machine.close()

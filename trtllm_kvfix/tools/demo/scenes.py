@@ -7,7 +7,7 @@ there. Both layers read the paged KV cache. So a wrong block, or a block with an
 letters, and often as another user's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
@@ -20,6 +20,7 @@ from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.hazards import table
+from trtllm_kvfix.hazards.hazard import Scene
 from trtllm_kvfix.tools.demo.report import AnswerRead, ChatOutcome, SceneOutcome
 
 # ---- the model that recites ----
@@ -286,22 +287,10 @@ class Session:
         self.engine.submit(chat.next_request(self._requests))
 
 
-@dataclass(frozen=True)
-class ChatScene:
-    fix: str
-    title: str
-    without: str  # what goes wrong
-    config: EngineConfig  # with all fixes on
+SCENES = tuple(hazard.scene for hazard in table.HAZARDS if hazard.scene is not None)
 
 
-SCENES = tuple(
-    ChatScene(each.fix, each.title, each.without, EngineConfig(late_every=1, **each.config))
-    for each in (hazard.scene for hazard in table.HAZARDS)
-    if each is not None
-)
-
-
-def choose(choices: Sequence[str], manager: str | None) -> list[ChatScene]:
+def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     """choices: `ID=off` shows only what is lost without that fix, `ID=on` leaves its scene out."""
     off: set[str] = set()
     on: set[str] = set()
@@ -319,26 +308,27 @@ def choose(choices: Sequence[str], manager: str | None) -> list[ChatScene]:
         return scenes
     if manager == "native" and not off:  # it cannot make this mistake: an error only where somebody asks for it
         scenes = [scene for scene in scenes if scene.fix != "computed-blocks"]
-    chosen = [replace(scene, config=replace(scene.config, manager=manager)) for scene in scenes]
+    chosen = [replace(scene, config={**scene.config, "manager": manager}) for scene in scenes]
     for scene in chosen:
-        _racy(scene)  # refuses what cannot be
+        config_of(scene, off={scene.fix})  # refuses what cannot be
     return chosen
 
 
-def play(scene: ChatScene, device: str, seed: int) -> SceneOutcome:
+def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
+    config = config_of(scene)
     return SceneOutcome(
         fix=scene.fix,
         hazard=HAZARDS[scene.fix],
         title=scene.title,
         without=scene.without,
-        manager=scene.config.manager,
-        control=_arm(_racy(scene), device, seed),
-        fixed=_arm(scene.config, device, seed),
+        manager=config.manager,
+        control=_arm(config_of(scene, off={scene.fix}), device, seed),
+        fixed=_arm(config, device, seed),
     )
 
 
-def _racy(scene: ChatScene) -> EngineConfig:
-    return replace(scene.config, off=frozenset((scene.fix,)))
+def config_of(scene: Scene, off: Collection[str] = ()) -> EngineConfig:
+    return EngineConfig(late_every=1, **scene.config, off=frozenset(off))
 
 
 def _arm(config: EngineConfig, device: str, seed: int) -> ChatOutcome:

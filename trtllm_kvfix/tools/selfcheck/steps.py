@@ -3,22 +3,20 @@
 A step has a name such as "offsets-v1:only". In the arm `off` upstream runs alone, in `only` with the one fix that the
 scenario is about, in `all` with every fix that is needed, as a server has them.
 
-Child processes take the steps. One that dies or hangs costs the step it was in; another child goes on after it. A child
-writes each step down before and after it: a crash names the step it came in.
+Child processes take the steps, and report the outcome of each in turn. One that dies or hangs costs the step it was in,
+the first without an outcome; another child goes on after it.
 
 python -m trtllm_kvfix.tools.selfcheck.steps DESCRIPTOR STEP...
 """
 
-import json
-import os
 import platform
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
 from trtllm_kvfix.fixes import ALL
@@ -160,7 +158,6 @@ def _held(up: Upstream, seam: str) -> Any:
 # ---- the children that take them ----
 
 CHILD = (sys.executable, "-m", "trtllm_kvfix.tools.selfcheck.steps")
-READ_BYTES = 65536
 
 
 def run(
@@ -172,53 +169,37 @@ def run(
 ) -> dict[str, StepOutcome]:
     """limit_s: how long a step may take. `ended` gets how many have ended."""
     outcomes: dict[str, StepOutcome] = {}
-    while len(outcomes) < len(names):
-        left = [name for name in names if name not in outcomes]
-        begun, died = left[0], ""
-        with _started([*child], left) as (process, lines):
-            for line in lines(limit_s):
-                if "begun" in line:
-                    begun = line["begun"]
-                else:
-                    outcomes[line["ended"]] = StepOutcome(**line["outcome"])
-                    ended(len(outcomes))
-            died = _how(process, limit_s)
-        if len(outcomes) < len(names) and begun not in outcomes:
-            outcomes[begun] = StepOutcome("died", died)
+    while left := names[len(outcomes) :]:
+        with _started(child, left) as (process, reports):
+            for name, outcome in zip(left, _arriving(reports, limit_s), strict=False):
+                outcomes[name] = outcome
+                ended(len(outcomes))
+            for name in names[len(outcomes) : len(outcomes) + 1]:
+                outcomes[name] = StepOutcome("died", _how(process, limit_s))
     return outcomes
 
 
-Lines = Callable[[float], Iterator[dict[str, Any]]]
-
-
 @contextmanager
-def _started(command: list[str], names: list[str]) -> Iterator[tuple["subprocess.Popen[bytes]", Lines]]:
+def _started(command: Sequence[str], names: Sequence[str]) -> Iterator[tuple["subprocess.Popen[bytes]", Connection]]:
     """Start the child with upstream's output on stderr, so that the report has stdout to itself."""
-    reading, writing = os.pipe()
-    try:
-        process = subprocess.Popen([*command, str(writing), *names], stdout=sys.stderr.fileno(), pass_fds=[writing])
-    finally:
-        os.close(writing)
-    try:
-        yield process, lambda limit_s: _lines(reading, limit_s)
-    finally:
-        os.close(reading)
-        process.kill()
-        process.wait()
+    reading, writing = Pipe(duplex=False)
+    with reading:
+        with writing:
+            descriptor = writing.fileno()
+            arguments = [*command, str(descriptor), *names]
+            process = subprocess.Popen(arguments, stdout=sys.stderr.fileno(), pass_fds=[descriptor])
+        try:
+            yield process, reading
+        finally:
+            process.kill()
+            process.wait()
 
 
-def _lines(descriptor: int, limit_s: float) -> Iterator[dict[str, Any]]:
-    """Reads until the other end is closed, or nothing comes for too long."""
-    pending = b""
-    until = time.monotonic() + limit_s
-    while select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
-        got = os.read(descriptor, READ_BYTES)
-        if not got:
-            return
-        *whole, pending = (pending + got).split(b"\n")
-        for line in whole:
-            yield json.loads(line)
-            until = time.monotonic() + limit_s
+def _arriving(reports: Connection, limit_s: float) -> Iterator[StepOutcome]:
+    """Until the other end is closed, or nothing comes for too long."""
+    with suppress(EOFError, OSError):  # the second where a child ends in the middle of an outcome
+        while reports.poll(limit_s):
+            yield StepOutcome(*reports.recv())
 
 
 def _how(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
@@ -233,11 +214,9 @@ def _how(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
 def main(arguments: Sequence[str], ground: Callable[[], Ground] = TorchGround) -> None:
     import_hook.remove()  # the fixes of this process would be in the arms that are to be without
     descriptor, *names = arguments
-    with os.fdopen(int(descriptor), "w", buffering=1) as report:
+    with Connection(int(descriptor), readable=False) as report:
         for name in names:
-            report.write(json.dumps({"begun": name}) + "\n")
-            outcome = take(name, ground)
-            report.write(json.dumps({"ended": name, "outcome": outcome._asdict()}) + "\n")
+            report.send(tuple(take(name, ground)))  # a class of __main__ is unknown elsewhere
 
 
 if __name__ == "__main__":

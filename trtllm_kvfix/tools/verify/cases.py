@@ -1,19 +1,18 @@
 """All cases, and how one is run: every iteration holds the device, overwrites the source, and lets go."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
-from threading import Event, Lock, Thread
 from time import perf_counter_ns
 
 import numpy as np
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
-from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side
-from trtllm_kvfix.hazards.ground import collecting_nothing, held
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side, played
+from trtllm_kvfix.hazards.ground import Watchdog, held
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as offsets_v1
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as offsets_v2
 from trtllm_kvfix.hazards.h5_transfer_order import device as transfer_order
@@ -42,67 +41,11 @@ def select(names: Sequence[str]) -> list[Case]:
     return [case for case in CASES if not names or case.name in names]
 
 
-HELD_S_MAX = 10.0  # an iteration takes well under a millisecond
+LOOK_S = 10.0  # an iteration takes well under a millisecond
 
 
 class StuckBehindGate(KvfixError):
     """The host waited for a stream that only the host could have let go."""
-
-
-class Gates:
-    """Close one gate at a time. What is closed at two looks of the watchdog, which are `held_s_max` apart, it opens.
-
-    Its thread lasts as long as all gates: one that starts while a call is measured would take its time.
-    """
-
-    def __init__(self, device: Device, held_s_max: float = HELD_S_MAX) -> None:
-        self._device = device
-        self._held_s_max = held_s_max
-        self._lock = Lock()  # guards the next three
-        self._closed: ExitStack | None = None
-        self._seen: ExitStack | None = None
-        self._forced = False
-        self._stopping = Event()
-        self._watchdog = Thread(target=self._watch, name="kvfix-verify-watchdog", daemon=True)
-
-    def __enter__(self) -> "Gates":
-        self._watchdog.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stopping.set()
-        self._watchdog.join()
-
-    @contextmanager
-    def closed(self, stream: int) -> Iterator[None]:
-        gate = ExitStack()
-        with collecting_nothing():
-            with self._lock:
-                self._closed = gate
-                gate.enter_context(held(self._device, stream))
-            try:
-                yield
-            finally:
-                with self._lock:
-                    self._closed = None
-                    gate.close()
-        if self._forced:
-            raise StuckBehindGate(
-                f"the host waited for a held stream for more than {self._held_s_max:g} s; what it calls must return "
-                "while the stream is pending. Usual cause: a ring without a free slot, or a driver that waits for "
-                "every stream"
-            )
-
-    def look(self) -> None:
-        with self._lock:
-            if self._closed is not None and self._closed is self._seen:
-                self._forced = True
-                self._closed.close()
-            self._seen = self._closed
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(self._held_s_max):
-            self.look()
 
 
 @dataclass(frozen=True)
@@ -146,10 +89,11 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
     event = device.create_event()
     done: list[Iteration] = []
     try:
-        rehearse(arm)
-        with Gates(device) as gates:
+        # Once with the gate open. A driver may load a kernel on its first use, and wait for every stream to do so.
+        played(arm, nullcontext())
+        with Watchdog(LOOK_S) as watchdog:
             for number in range(1, iterations + 1):
-                done.append(run_iteration(gates, arm, event, number))
+                done.append(run_iteration(watchdog, arm, event, number))
                 on_iteration()
     finally:
         arm.settle()
@@ -169,21 +113,11 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
     )
 
 
-def rehearse(arm: Arm) -> None:
-    """Once with the gate open. A driver may load a kernel on its first use and wait for every stream to do so."""
-    arm.prepare()
-    arm.settle()
-    arm.lead_in()
-    arm.call()
-    arm.disturb()
-    arm.settle()
-
-
-def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
+def run_iteration(watchdog: Watchdog, arm: Arm, event: int, number: int) -> Iteration:
     device = arm.device
     arm.prepare()
     arm.settle()
-    with gates.closed(arm.held):
+    with watchdog.holding(held(device, arm.held)):
         clock = Stopwatch()
         arm.lead_in()
         clock.note("call")
@@ -195,6 +129,11 @@ def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
         clock.note("disturbed")
         pending = not device.done(event) and arm.waiting()
         clock.note("opened")
+    if watchdog.too_late.is_set():
+        raise StuckBehindGate(
+            f"the host waited for a held stream for more than {LOOK_S:g} s; what it calls must return while the stream "
+            "is pending. Usual cause: a ring without a free slot, or a driver that waits for every stream"
+        )
     arm.wait_held()
     clock.note("held_done")
     arm.wait_free()
