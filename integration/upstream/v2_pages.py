@@ -85,6 +85,21 @@ class Pool:
         page.locks -= 1
         self.settle(page)
 
+    def fits(self, slots: int) -> bool:
+        """Whether the pages on the device do."""
+        return self.slots - len(self.free) <= slots
+
+    def resize(self, slots: int) -> None:
+        """Another share of the memory, while nobody has a lock: pages behind its end move to slots before it."""
+        used = {page.slot for page in self.idle}
+        assert len(used) + len(self.free) == self.slots, "a cache is active"
+        free = [slot for slot in range(slots) if slot not in used]
+        for page in self.idle:
+            if page.slot >= slots:
+                self.moves.append(("move", self.window, page.slot, free[0]))
+                page.slot = free.pop(0)
+        self.slots, self.free = slots, free
+
     def _evict(self) -> None:
         unheld = next((page for page in self.idle if not page.holders), None)
         if unheld is not None and unheld.block is not None:
