@@ -18,7 +18,7 @@ from .v2_books import Books, Levels, OurLevels
 from .v2_contents import Contents, Launch, Load, Piece
 
 STEPS = int(os.environ.get("TORTURE_STEPS", "300"))
-BATCH, BUDGET, PAGES, HOST_PAGES = 6, 40, 26, 30
+BATCH, BUDGET, PAGES, HOST_PAGES = 6, 40, 26, 80
 ACTIVE, TOKENS_MAX = 9, 60
 HAPPENS = {
     *(f"cancel while {where}" for where in ("waiting", "prefilling", "loading", "generating")),
@@ -244,7 +244,7 @@ class Attack:
         for request in [each for each in active if each.is_context_init_state]:
             if self._batch_size(output) < BATCH and self._has_cache(request, output):
                 self._schedule_chunk(request, output)
-        if not self._batch_size(output) or self.random.random() < 0.03:
+        if not self._batch_size(output) or self.random.random() < 0.08:
             self._make_room(output)
         return output
 

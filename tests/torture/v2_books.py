@@ -1,12 +1,14 @@
 """In the place of the stand-in's V2 runtime: pages of two layer groups, one of which slides, and a host level behind
 them. The runtime is the rig's; any other that upstream's manager could call does as well."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from integration.upstream.v2_pages import LifeCycle, Pool
-from integration.upstream.v2_runtime import Runtime
+from integration.upstream.v2_runtime import BAD_PAGE, Runtime
 
 WINDOW = 12
+SLIDING = (LifeCycle(None), LifeCycle(WINDOW))
 Move = tuple[str, int, int, int]  # kind, group, source, target
 
 
@@ -66,7 +68,7 @@ class Books:
 
     def create_kv_cache(self, cache_id: int, tokens: list[int], salt: int | None = None) -> "LentCache":
         cache = self.levels.runtime.create_kv_cache(salt, tokens[:-1])  # the last one is computed for its answer
-        self.caches[cache_id] = LentCache(cache, tokens, lambda: self.caches.pop(cache_id))
+        self.caches[cache_id] = LentCache(cache, tokens, self.tokens_per_block, lambda: self.caches.pop(cache_id))
         return self.caches[cache_id]
 
     def pages_of(self, cache_id: int, pool: int = 0) -> list[int]:
@@ -76,11 +78,14 @@ class Books:
 class LentCache:
     """A cache of the runtime, as the stand-in's manager calls its own."""
 
-    def __init__(self, cache: Any, prompt: list[int], forget: Any) -> None:
-        self._cache, self._prompt, self._forget = cache, prompt, forget
+    def __init__(self, cache: Any, prompt: list[int], size: int, forget: Callable[[], object]) -> None:
+        self._cache, self._prompt, self._size, self._forget = cache, prompt, size, forget
 
     def pages(self, pool: int) -> list[int]:
-        return list(self._cache.get_aggregated_page_indices(pool))
+        """A page that the window has passed may be held until it is committed. Nobody reads it."""
+        found = [int(page) for page in self._cache.get_aggregated_page_indices(pool)]
+        passed = min(len(found), SLIDING[pool].get_stale_range(self._cache.history_length, self._size).end)
+        return [BAD_PAGE] * passed + found[passed:]
 
     @property
     def capacity(self) -> int:
