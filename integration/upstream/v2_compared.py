@@ -53,7 +53,7 @@ class Ours:
 class Theirs:
     """Two layers whose pages have other sizes, so each has a pool of its own."""
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: Any, pages: int = PAGES, host_pages: int = HOST_PAGES) -> None:
         self._module = runtime
         layers = [
             runtime.AttentionLayerConfig(
@@ -68,8 +68,8 @@ class Theirs:
             runtime.KVCacheManagerConfig(
                 tokens_per_block=TOKENS_PER_BLOCK,
                 cache_tiers=[
-                    runtime.GpuCacheTierConfig(quota=PAGES * page),
-                    runtime.HostCacheTierConfig(quota=HOST_PAGES * page),
+                    runtime.GpuCacheTierConfig(quota=pages * page),
+                    runtime.HostCacheTierConfig(quota=host_pages * page),
                 ],
                 layers=layers,
                 max_util_for_resume=1.0,
@@ -79,7 +79,7 @@ class Theirs:
             )
         )
 
-    def create(self, number: int, tokens: list[int]) -> Any:
+    def create(self, number: int | None, tokens: list[int]) -> Any:
         return self.runtime.create_kv_cache(self._module.ReuseScope(None, None), tokens, id=number)
 
     def free(self) -> list[tuple[int, int, int, int]]:

@@ -43,7 +43,7 @@ class Timeline:
         self._recorded: dict[int, int] = {}  # by event: how often
         self._reached: dict[int, int] = {}
         self._numbers = itertools.count(1 << 20)
-        self.host_waits: Work = lambda: None  # lets go of work that is held elsewhere
+        self.host_waits: Callable[[], object] = lambda: None  # lets go of work that is held elsewhere
 
     def new(self) -> int:
         return next(self._numbers)
@@ -298,16 +298,16 @@ def _imported(folder: Path) -> Any:
     package: Any = ModuleType(NAME)
     package.__path__ = [str(folder)]
     sys.modules[NAME] = package
-    if not (folder / "rawref" / "__init__.py").exists() or not list((folder / "rawref").glob("*.so")):
-        references = {"ref": Reference, "ReferenceType": Reference, "NULL": _no_reference()}
-        package.rawref = sys.modules[f"{NAME}.rawref"] = _module(f"{NAME}.rawref", references)
+    references = {"ref": Reference, "ReferenceType": Reference, "NULL": _no_reference()}
+    package.rawref = sys.modules[f"{NAME}.rawref"] = _module(f"{NAME}.rawref", references)
     for module, names in LACKING.items():
         found = _part(module)
         vars(found).update({name: value for name, value in names.items() if not hasattr(found, name)})
     if not hasattr(_part("_config").AttentionLayerConfig, "cache_domain"):
         _part("_config").AttentionLayerConfig.cache_domain = "target"
-    if not (folder / "_storage" / "_core.py").exists():
-        _without_storage(folder)
+    _without_storage(folder)
+    # It measures loads, and would have sizes of pools from the storage. Here a caller sizes them.
+    _part("_core._kv_cache_manager").KVCacheManager._try_update_target_ratios = lambda _: None
     for module in ("_config", "_block_radix_tree", "_core._kv_cache_manager", "_exceptions"):
         vars(package).update({name: value for name, value in vars(_part(module)).items() if name[0].isupper()})
     return package
@@ -318,16 +318,14 @@ def _part(name: str) -> Any:
 
 
 def _without_storage(folder: Path) -> None:
-    """The lowest part is ours."""
-    parts = SimpleNamespace(common=_part("_common"), exceptions=_part("_exceptions"))
-    names = core(parts, _part("_utils").CachedCudaEvent.NULL)
+    """The lowest part is ours: memory, slots and copies."""
+    names = core(_part("_common"), _part("_exceptions").OutOfPagesError, _part("_utils").CachedCudaEvent.NULL)
     package = sys.modules[f"{NAME}._storage"] = _module(f"{NAME}._storage", {})
     package.__path__ = [str(folder / "_storage")]
     sys.modules[f"{NAME}._storage._core"] = _module(f"{NAME}._storage._core", names)
     vars(package).update(CacheLevelStorage=names["CacheLevelStorage"], BufferId=_part("_storage._config").BufferId)
-    if not (folder / "_copy_engine.py").exists():
-        copy = {"CopyTask": CopyTask, "batched_copy": partial(_batched_copy, sys.modules[UTILS])}
-        sys.modules[f"{NAME}._copy_engine"] = _module(f"{NAME}._copy_engine", copy)
+    copy = {"CopyTask": CopyTask, "batched_copy": partial(_batched_copy, sys.modules[UTILS])}
+    sys.modules[f"{NAME}._copy_engine"] = _module(f"{NAME}._copy_engine", copy)
 
 
 def _batched_copy(utils: Any, to: int, origin: int, nbytes: int, tasks: Sequence[Any], stream: int) -> None:

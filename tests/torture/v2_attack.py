@@ -72,7 +72,7 @@ def attacked(way: Way, seed: object, make: MakeLevels = OurLevels, **options: An
         server = Server(way.llm_args)
     if way.draft:  # it may not fail where the target does not
         draft = server.executor.resource_manager.resource_managers[_kinds().DRAFT_KV_CACHE_MANAGER]
-        draft.impl.levels = make(draft.tokens_per_block, 40 * BATCH, HOST_PAGES)
+        draft.impl.levels = OurLevels(draft.tokens_per_block, 40 * BATCH, HOST_PAGES)
     yield Attack(server, way, Random(f"{seed} {way}"), **options)
     server.close()
 
@@ -104,7 +104,9 @@ class Attack:
         managers = executor.resource_manager.resource_managers
         self.manager = managers[_kinds().KV_CACHE_MANAGER]
         self._managers = [self.manager, *(m for m in managers.values() if m is not self.manager)]
-        self.contents = Contents(self.manager.tokens_per_block)
+        levels = self.manager.impl.levels
+        self.contents = Contents(self.manager.tokens_per_block, levels.order, self.manager._stream.cuda_stream)
+        levels.begin(self.contents.move, executor.execution_stream.synchronize)
         self._names: dict[int, list[object]] = {}
         self._computed: dict[int, int] = {}
         self._loading: dict[int, Loading] = {}

@@ -7,15 +7,22 @@ from typing import Any, Protocol
 from integration.upstream.v2_pages import LifeCycle, Pool
 from integration.upstream.v2_runtime import BAD_PAGE, Runtime
 
-WINDOW = 12
+from .v2_contents import WINDOW, AsEnqueued, Move, Order
+
 SLIDING = (LifeCycle(None), LifeCycle(WINDOW))
-Move = tuple[str, int, int, int]  # kind, group, source, target
 
 
 class Levels(Protocol):
     """A runtime, and what an attack wants of it besides."""
 
     runtime: Any
+
+    @property
+    def order(self) -> Order:
+        """In which order the steps and the copies of pages are carried out."""
+
+    def begin(self, move: Callable[[str, int, int, int], None], wait: Callable[[], object]) -> None:
+        """What to do with a page that is copied, and how the host waits for the steps."""
 
     def take_moves(self) -> list[Move]:
         """Copies of pages since the last call, in their order."""
@@ -32,7 +39,11 @@ class OurLevels:
         whole = Pool(0, pages, host_pages)
         sliding = Pool(1, pages, host_pages)  # the pools are named by their groups
         self.runtime = Runtime(tokens_per_block, [LifeCycle(None), LifeCycle(WINDOW)], [whole, sliding])
+        self.order: Order = AsEnqueued()
         self._given = 0
+
+    def begin(self, move: Callable[[str, int, int, int], None], wait: Callable[[], object]) -> None:
+        """It copies by what it notes, and waits for nothing."""
 
     def take_moves(self) -> list[Move]:
         found = [move for pool in self.runtime.pools for move in pool.moves]

@@ -2,13 +2,15 @@
 computed or loaded before, in the order of the stream."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .v2_books import WINDOW, Move
-
+WINDOW = 12  # of the group that slides
+Move = tuple[str, int, int, int]  # kind, group, source, target
 PAGE = dict[int, object]  # a name for the prefix that ends there, by the position in the page
 GROUPS = 2
 
@@ -38,35 +40,58 @@ class Load(NamedTuple):
     names: list[object]
 
 
+class Order(Protocol):
+    """In which order work is carried out. By default it is that in which it was enqueued."""
+
+    def enqueue(self, stream: int, run: Callable[[], None], ready: Callable[[], bool]) -> None: ...
+    def step(self) -> bool:
+        """Whether there was anything that could go on."""
+
+
+class AsEnqueued:
+    def __init__(self) -> None:
+        self._log: deque[tuple[Callable[[], None], Callable[[], bool]]] = deque()
+
+    def enqueue(self, stream: int, run: Callable[[], None], ready: Callable[[], bool]) -> None:
+        del stream
+        self._log.append((run, ready))
+
+    def step(self) -> bool:
+        can = bool(self._log) and self._log[0][1]()
+        if can:
+            self._log.popleft()[0]()
+        return can
+
+
 class Contents:
-    def __init__(self, tokens_per_block: int) -> None:
-        self._size = tokens_per_block
-        self._log: deque[Launch | Load | Move] = deque()
+    def __init__(self, tokens_per_block: int, order: Order, stream: int) -> None:
+        self._size, self._order, self._stream = tokens_per_block, order, stream
         self._device: dict[tuple[int, int], PAGE] = {}
         self._host: dict[tuple[int, int], PAGE] = {}
         self.wrong: list[str] = []
         self.reads = self.moves = 0
 
     def note(self, *entries: Launch | Load | Move) -> None:
-        """In the order of the stream."""
-        self._log += entries
+        """On the stream of the steps."""
+        for entry in entries:
+            ready = entry.done.query if isinstance(entry, Launch) else lambda: True
+            self._order.enqueue(self._stream, partial(self._carry_out, entry), ready)
 
     def judge(self) -> None:
         """Carries out what the device has done."""
-        while self._log:
-            entry = self._log[0]
-            if isinstance(entry, Launch) and not entry.done.query():
-                return
-            self._log.popleft()
-            if isinstance(entry, Launch):
-                self._run(entry)
-            elif isinstance(entry, Load):
-                for group, pages in enumerate(entry.pages):
-                    self._write(group, pages, entry.begin, entry.names[entry.begin : entry.end])
-            else:
-                self._move(*entry)
+        while self._order.step():
+            pass
 
-    def _move(self, kind: str, group: int, source: int, target: int) -> None:
+    def _carry_out(self, entry: Launch | Load | Move) -> None:
+        if isinstance(entry, Launch):
+            self._run(entry)
+        elif isinstance(entry, Load):
+            for group, pages in enumerate(entry.pages):
+                self._write(group, pages, entry.begin, entry.names[entry.begin : entry.end])
+        else:
+            self.move(*entry)
+
+    def move(self, kind: str, group: int, source: int, target: int) -> None:
         origin = self._host if kind == "onboard" else self._device
         goal = self._host if kind == "offload" else self._device
         goal[group, target] = dict(origin.get((group, source), {}))
