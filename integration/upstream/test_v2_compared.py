@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from integration.upstream.v2_compared import BOTH, FAULTS, NO_WAY_BACK, SHORT_FIRST, alone, difference, played
+from integration.upstream.v2_compared import (
+    BOTH,
+    FAULTS,
+    NO_WAY_BACK,
+    SHORT_FIRST,
+    TOO_MUCH_FIRST,
+    alone,
+    difference,
+    outcomes,
+    played,
+)
 from integration.upstream.v2_driver import FOLDER
 
 TREE = Path(os.environ.get("KVFIX_UPSTREAM", "nowhere"), "v2-runtime")
@@ -35,3 +45,10 @@ def test_a_commit_fails_where_the_first_ones_pages_find_no_way_back() -> None:
     """Upstream raises in the middle of a commit: it takes the pages of the cache that committed first, and has no room
     for them on the device, nor for its own in the host tier."""
     assert str(alone(TREE, partial(played, NO_WAY_BACK))).startswith(f"{BOTH} commit raises OutOfPages")
+
+
+def test_pages_that_fell_for_nothing_fall_no_more() -> None:
+    """An allocation fails because the host tier is full. What it could have had before then fails, too."""
+    *before, too_much, enough = TOO_MUCH_FIRST
+    assert alone(TREE, partial(outcomes, (*before, enough))) == "ours True, upstream's True"
+    assert alone(TREE, partial(outcomes, (*before, too_much, enough))) == "ours False, upstream's False"

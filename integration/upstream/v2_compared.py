@@ -212,6 +212,17 @@ NO_WAY_BACK: Steps = (
     ("commit", 2, [[*range(8)]]),
 )  # fmt: skip
 
+# Too much is wanted first, and then what the host tier could have taken.
+TOO_MUCH_FIRST: Steps = (
+    ("create", 1, [[]]), ("resume", 1, []), ("resize", 1, [64, None]), ("suspend", 1, []),
+    ("create", 2, [[]]), ("resume", 2, []), ("resize", 2, [52, None]), ("resize", 2, [48, None]),
+)  # fmt: skip
+
+
+def outcomes(steps: Steps, ours: Caller, theirs: Caller) -> str:
+    """Of both, of the last step."""
+    return [f"ours {ours.do(*step[:2], *step[2])}, upstream's {theirs.do(*step[:2], *step[2])}" for step in steps][-1]
+
 
 def played(steps: Steps, ours: Caller, theirs: Caller) -> str | None:
     """The first difference, or the first error."""
