@@ -2,17 +2,17 @@
 
 Ours, and as strict as upstream's: history never shrinks and capacity covers it, only an active cache grows or commits,
 a suspended one has let go of its row and its pages may leave the device, one that is closed writes BAD_PAGE into its
-row. There are no beams, no scratch pages, no recurrent states, and a partial block is never shared.
+row. Where two commit the same block, the second takes the pages of the first. There are no beams, no scratch pages, no
+recurrent states, and a partial block is never shared.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from integration.upstream.v2_pages import Block, LifeCycle, OutOfPages, Page, Pool, Range
+from integration.upstream.v2_pages import Block, LifeCycle, OutOfPages, Page, Pool, Range, Tree, lock_all, make_room
 
 BAD_PAGE = -1
-ALLOWED, VIRTUAL_STOP, USER_STOP = "allowed", "another cache has committed the block", "stopped by the user"
 
 
 @dataclass
@@ -22,8 +22,12 @@ class Runtime:
     tokens_per_block: int
     cycles: list[LifeCycle]
     pools: list[Pool]
-    tree: dict[tuple[Any, tuple[int, ...]], Block] = field(default_factory=dict)
+    tree: Tree = field(default_factory=dict)
     caches: dict[int, "Cache"] = field(default_factory=dict)  # by request; the manager's own
+
+    def __post_init__(self) -> None:
+        for cycle, pool in zip(self.cycles, self.pools, strict=True):
+            pool.is_whole = cycle.window_size is None
 
     @property
     def layer_grouping(self) -> list[list[int]]:
@@ -94,7 +98,7 @@ class Cache:
     def __init__(self, runtime: Runtime, scope: Any, tokens: Sequence[int] | None) -> None:
         self.runtime, self._scope = runtime, scope
         self.is_active, self._is_closed = False, False
-        self._committing = ALLOWED
+        self._may_commit = True
         matched = runtime.match(scope, tokens or ())
         self.capacity = self.history_length = len(matched) * runtime.tokens_per_block
         self._committed = list(tokens or ())[: self.capacity]
@@ -104,9 +108,10 @@ class Cache:
             [None if gone.beg <= at < gone.end else page for page, gone in zip(block.pages, stale, strict=True)]
             for at, block in enumerate(matched)
         ]
+        self._waiting: set[tuple[int, int]] = set()  # pages that the window has passed and that may be committed yet
         self._rows: dict[int, Any] = {}  # by group: memory of the manager's table, which is written as things happen
-        for _, _, page in self._all():
-            page.holders += 1
+        for _, group, page in self._all():
+            runtime.pools[group].hold(page)
 
     def set_base_page_index_buf(self, beam: int, group: int, buffer: Any) -> None:
         assert beam == 0, "there are no beams"
@@ -118,7 +123,7 @@ class Cache:
         for ordinal in range(len(buffer)):
             buffer[ordinal] = BAD_PAGE
         if self.is_active:
-            self._publish()
+            self._publish(group)
 
     def get_aggregated_page_indices(self, group: int, *, valid_only: bool = False) -> Iterator[int]:
         for pages in self._pages:
@@ -134,14 +139,9 @@ class Cache:
 
     def resume(self, _stream: int) -> bool:
         assert not self.is_active and not self._is_closed, "only a suspended cache is resumed"
-        locked = []
         try:
-            for _, group, page in self._all():
-                self.runtime.pools[group].lock(page)
-                locked.append((group, page))
+            lock_all(self.runtime.pools, [(group, page) for _, group, page in self._locked()])
         except OutOfPages:
-            for group, page in locked:
-                self.runtime.pools[group].unlock(page)
             return False
         self.is_active = True
         self._publish()
@@ -151,7 +151,7 @@ class Cache:
         assert self.is_active, "only an active cache is suspended"
         self._rows.clear()  # first, so that the rows keep what they had
         self.is_active = False
-        for _, group, page in self._all():
+        for _, group, page in self._locked():
             self.runtime.pools[group].unlock(page)
 
     def resize(self, capacity: int | None, history_length: int | None = None) -> bool:
@@ -166,9 +166,15 @@ class Cache:
             grown = self._grown(blocks, stale)
         except OutOfPages:
             return False
-        for ordinal, group, _ in list(self._all()):
-            if ordinal >= blocks or stale[group].beg <= ordinal < stale[group].end:
-                self._drop(ordinal, group)
+        for ordinal, group, _ in reversed([each for each in self._all() if each[0] >= blocks]):
+            self._drop(ordinal, group)
+        for ordinal, group, page in list(self._all()):
+            if stale[group].beg <= ordinal < stale[group].end and not self._waits_for_commit(ordinal, group):
+                if ordinal < self._blocks_committed or not self._may_commit:
+                    self._drop(ordinal, group)
+                else:  # it may be committed yet
+                    self._let_go(ordinal, group, page)
+                    self._waiting.add((ordinal, group))
         del self._pages[blocks:]
         self._pages += grown
         self.capacity, self.history_length = capacity, history
@@ -179,29 +185,29 @@ class Cache:
         if not len(tokens):
             return
         assert self.is_active, "only an active cache commits"
-        if self._committing == USER_STOP:
+        if not self._may_commit:
             raise RuntimeError("tokens cannot be committed after stop_committing")
         self._committed += list(tokens)
         assert len(self._committed) <= self.capacity, "tokens are committed for which there is no page"
-        if self._committing == VIRTUAL_STOP:
-            return
         size = self.runtime.tokens_per_block
         for ordinal in range(self._blocks_committed, len(self._committed) // size):
             self._commit_block(ordinal, tuple(self._committed[: (ordinal + 1) * size]))
-            if self._committing != ALLOWED:
-                break
         if self.history_length < len(self._committed):
             assert self.resize(None, len(self._committed))
 
     def stop_committing(self) -> None:
         assert not self._is_closed, "a closed cache has stopped committing"
-        self._committing = USER_STOP
+        if self._may_commit and len(self._committed) > self._blocks_committed * self.runtime.tokens_per_block:
+            self._commit_block(self._blocks_committed, tuple(self._committed))
+        self._may_commit = False
+        for ordinal, group in sorted(self._waiting):
+            self._drop(ordinal, group)
 
     def close(self) -> None:
         if self._is_closed:
             return
         self.stop_committing()
-        for ordinal, group, _ in list(self._all()):
+        for ordinal, group, _ in reversed(list(self._all())):
             self._drop(ordinal, group)
         self._rows.clear()
         self.is_active, self._is_closed = False, True
@@ -211,6 +217,13 @@ class Cache:
 
     drop_cached_token_attribution = drop_partial_block_cached_token_attribution = discard_pending_stats
 
+    def _waits_for_commit(self, ordinal: int, group: int) -> bool:
+        """Nobody reads the page any more: it is only held."""
+        return (ordinal, group) in self._waiting
+
+    def _locked(self) -> Iterator[tuple[int, int, Page]]:
+        return (each for each in self._all() if not self._waits_for_commit(*each[:2]))
+
     def _all(self) -> Iterator[tuple[int, int, Page]]:
         for ordinal, pages in enumerate(self._pages):
             for group, page in enumerate(pages):
@@ -219,46 +232,85 @@ class Cache:
 
     def _grown(self, blocks: int, stale: list[Range]) -> list[list[Page | None]]:
         """Pages for the blocks that are new; all or none."""
-        made: list[list[Page | None]] = []
-        try:
-            for ordinal in range(len(self._pages), blocks):
-                made.append([None] * len(stale))
-                for group, gone in enumerate(stale):
-                    if not gone.beg <= ordinal < gone.end:
-                        made[-1][group] = Page(self.runtime.pools[group].take(), locks=1, holders=1)
-        except OutOfPages:
-            for pages in made:
-                for group, page in enumerate(pages):
-                    if page is not None:
-                        self.runtime.pools[group].free.append(page.slot)
-            raise
-        return made
+        new = range(len(self._pages), blocks)
+        wanted = [[not gone.beg <= ordinal < gone.end for gone in stale] for ordinal in new]
+        make_room(self.runtime.pools, [sum(each[group] for each in wanted) for group in range(len(stale))])
+        pools = self.runtime.pools
+        return [
+            [Page(pools[group].free.pop(), locks=1, holders=1) if want else None for group, want in enumerate(each)]
+            for each in wanted
+        ]
 
     def _drop(self, ordinal: int, group: int) -> None:
         page = self._pages[ordinal][group]
         assert page is not None
         self._pages[ordinal][group] = None
-        page.holders -= 1
-        page.locks -= self.is_active
+        if self._waits_for_commit(ordinal, group):
+            self._waiting.discard((ordinal, group))
+        else:
+            self._let_go(ordinal, group, page)
+        self.runtime.pools[group].release(page)
+
+    def _let_go(self, ordinal: int, group: int, page: Page) -> None:
+        """Of its lock, where the cache has one."""
         if group in self._rows:
             self._rows[group][ordinal] = BAD_PAGE
-        self.runtime.pools[group].settle(page)
+        if self.is_active:
+            self.runtime.pools[group].unlock(page)
 
     def _commit_block(self, ordinal: int, tokens: tuple[int, ...]) -> None:
-        """A block that another cache has brought stays; one that has been evicted is brought again."""
-        pages = self._pages[ordinal]
-        block = self.runtime.tree.setdefault((self._scope, tokens), Block([None] * len(pages)))
-        if any(theirs is not None for theirs in block.pages):
-            self._committing = VIRTUAL_STOP
+        """Pages that another cache has brought take the place of its own; those that are gone are brought again. The
+        last block may not be full; it is of no use where another begins with it."""
+        runtime, pages, size = self.runtime, self._pages[ordinal], self.runtime.tokens_per_block
+        block = runtime.tree.get((self._scope, tokens))
+        if len(tokens) % size and any(each.tokens[: len(tokens)] == tokens for each in self._siblings(tokens, ordinal)):
             return
+        for each in [] if block is not None else self._siblings(tokens, ordinal):
+            if tokens[: len(each.tokens)] == each.tokens:
+                each.remove()
+        if block is None:
+            parent = runtime.tree.get((self._scope, tokens[: ordinal * size]))
+            block = Block.under(parent, runtime.tree, self._scope, tokens, runtime.pools)
         self._blocks_committed = ordinal + 1
-        block.pages = list(pages)
-        for page in pages:
-            if page is not None:
-                page.block = block
+        taken = []
+        for group, (mine, theirs) in enumerate(zip(pages, block.pages, strict=True)):
+            if mine is None:
+                continue
+            if theirs is None:
+                block.pages[group], mine.block = mine, block
+                runtime.pools[group].idle.pop(mine, None)  # to the end of the queue, once it is let go of
+            elif theirs is not mine:
+                taken.append((group, mine, theirs))
+        self._take(ordinal, taken)
+        stale = runtime.stale(self.history_length)
+        for group, page in enumerate(pages):
+            if page is not None and stale[group].beg <= ordinal < stale[group].end:
+                self._drop(ordinal, group)
 
-    def _publish(self) -> None:
-        for group, row in self._rows.items():
+    def _siblings(self, tokens: tuple[int, ...], ordinal: int) -> list[Block]:
+        parent = self.runtime.tree.get((self._scope, tokens[: ordinal * self.runtime.tokens_per_block]))
+        if parent is not None:
+            return list(parent.children)
+        return [each for each in self.runtime.tree.values() if each.parent is None and each.scope == self._scope]
+
+    def _take(self, ordinal: int, taken: list[tuple[int, Page, Page]]) -> None:
+        """In place of its own, which may leave the device to make room."""
+        for group, mine, _ in taken:
+            if not self._waits_for_commit(ordinal, group):
+                self._let_go(ordinal, group, mine)
+        lock_all(self.runtime.pools, [(group, theirs) for group, _, theirs in taken])
+        for group, mine, theirs in taken:
+            pool = self.runtime.pools[group]
+            pool.hold(theirs)
+            self._waiting.discard((ordinal, group))
+            pool.release(mine)
+            self._pages[ordinal][group] = theirs
+            if group in self._rows:
+                self._rows[group][ordinal] = theirs.slot
+
+    def _publish(self, *groups: int) -> None:
+        for group in groups or self._rows:
             for ordinal, pages in enumerate(self._pages):
                 page = pages[group]
-                row[ordinal] = BAD_PAGE if page is None else page.slot
+                gone = page is None or self._waits_for_commit(ordinal, group)
+                self._rows[group][ordinal] = BAD_PAGE if gone or page is None else page.slot

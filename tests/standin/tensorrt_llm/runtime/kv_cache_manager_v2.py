@@ -26,7 +26,8 @@ class KVCacheManager:
     def create_kv_cache(self, cache_id: int, tokens: list[int], salt: int | None = None) -> "_KVCache":
         return _KVCache(self, cache_id, tokens, salt)
 
-    def pages_of(self, cache_id: int) -> list[int]:
+    def pages_of(self, cache_id: int, pool: int = 0) -> list[int]:
+        del pool  # both groups of layers have the same
         blocks = len(self.native.get_cache_block_ids(cache_id)[0])
         pages = np.full((1, 1, 2, max(1, blocks)), BAD_PAGE, np.int32)
         self.native.copy_batch_block_offsets(pages, [cache_id], 1, 0)
@@ -57,7 +58,7 @@ class _KVCache:
     else:
         set_page_index_buf = _set_base_page_index_buf  # renamed by #11334
 
-    def resize(self, capacity: int) -> None:
+    def resize(self, capacity: int) -> bool:
         """Pages are written into the table at once, whatever the device still has to read there."""
         if capacity > self.capacity:
             self.manager.native.add_token(self.cache_id, capacity - self.capacity)
@@ -65,6 +66,7 @@ class _KVCache:
             self.manager.native.rewind_kv_cache(self.cache_id, self.capacity - capacity)
         self.capacity = capacity
         self._publish()
+        return True
 
     def get_scratch_desc(self, pool: int) -> tuple[int, int, list[int]]:
         """First and last scratch block, and the slots that serve them: numbers that distinguish caches."""

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...bindings.internal.batch_manager.kv_cache_manager_v2_utils import IndexMapper
+from ...runtime.kv_cache_manager_v2 import BAD_PAGE
 from ...runtime.kv_cache_manager_v2 import KVCacheManager as KVCacheManagerPy
 from .. import dummies
 from ..tensors import tensors
@@ -108,8 +109,7 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
 
     def try_allocate_generation(self, request: Any) -> bool:
         kv_cache = self.kv_cache_map[request.py_request_id]
-        kv_cache.resize(kv_cache.capacity + 1 + len(request.py_draft_tokens))
-        return True
+        return bool(kv_cache.resize(kv_cache.capacity + 1 + len(request.py_draft_tokens)))
 
     if since("B2"):
 
@@ -200,10 +200,11 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
         scales, offsets = self._scales_and_offsets()
         rows = np.full((self.num_pools, len(request_ids), 2, self.max_blocks_per_seq), -1, np.int32)
         for row, request_id in enumerate(request_ids):
-            pages = np.array(self.impl.pages_of(request_id), np.int32)
             for pool in range(self.num_pools):
-                rows[pool, row, 0, : len(pages)] = pages * scales[pool]
-                rows[pool, row, 1, : len(pages)] = pages * scales[pool] + offsets[pool]
+                pages = np.array(self.impl.pages_of(request_id, pool), np.int32)
+                keys = np.where(pages == BAD_PAGE, BAD_PAGE, pages * scales[pool])
+                rows[pool, row, 0, : len(pages)] = keys
+                rows[pool, row, 1, : len(pages)] = np.where(pages == BAD_PAGE, BAD_PAGE, keys + offsets[pool])
         return rows
 
     def _scales_and_offsets(self) -> tuple[list[int], list[int]]:

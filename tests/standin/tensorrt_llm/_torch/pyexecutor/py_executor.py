@@ -11,7 +11,7 @@ from ..._standin.contents import Contents
 from ..._standin.front_desk import FrontDesk
 from ..._standin.saving import AsyncTransferManager
 from ..._standin.tensors import tensors
-from ..._standin.variant import MANGLED, since
+from ..._standin.variant import MANGLED, before, since
 from ..._utils import hard_kill_on_rank_crash, mpi_world_size
 from ...logger import logger
 from .llm_request import LlmRequest, LlmRequestState
@@ -136,6 +136,8 @@ class PyExecutor(ConnectorSteps, FrontDesk):
                 if since("D"):
                     self._wait_for_model_engine_input_copy()
                 self._update_request_states(scheduled_batch)
+                if since("D"):
+                    self._update_context_resources(scheduled_batch)
             if self.previous_batch is not None:
                 if since("D"):
                     self._wait_for_model_engine_input_copy()
@@ -158,6 +160,8 @@ class PyExecutor(ConnectorSteps, FrontDesk):
                 assert sample_state is not None, "Sampling failed"
                 self._update_request_states(scheduled_batch)
                 self._update_requests(sample_state)
+                if since("D"):
+                    self._update_context_resources(scheduled_batch)
                 if since("B"):
                     self._send_kv_async(scheduled_batch.all_requests())
                 self._handle_canceled_requests()
@@ -288,8 +292,13 @@ class PyExecutor(ConnectorSteps, FrontDesk):
                 request.move_to_next_context_chunk()
             if request.context_remaining_length == 0:
                 request.state = LlmRequestState.GENERATION_IN_PROGRESS
+        if since("B2") and before("D"):
+            self._update_context_resources(scheduled_batch)
+
+    def _update_context_resources(self, scheduled_batch: Any) -> None:
+        """Since D the plain loop waits for the batch's sample before it."""
         for manager in self.resource_manager.resource_managers.values():
-            if hasattr(manager, "update_context_resources") and since("B2"):
+            if hasattr(manager, "update_context_resources"):
                 manager.update_context_resources(scheduled_batch)
 
     def _update_requests(self, sample_state: Any) -> None:

@@ -1,0 +1,82 @@
+"""The attack on V2 (tests/torture/v2_attack.py) with upstream's own runtime below it."""
+
+import multiprocessing
+import os
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from integration.upstream.test_v2_compared import TREE, pytestmark  # noqa: F401
+from integration.upstream.v2_driver import Timeline, runtime_of
+from integration.upstream.v2_levels import Maker
+from tests.fixes.applied import applied
+from tests.torture.engines import needed
+from tests.torture.v2_attack import Way, attacked
+
+STEPS = int(os.environ.get("TORTURE_STEPS", "200"))
+WAYS = [
+    Way("C"),
+    Way("C", overlap=False),
+    Way("F", awaited=False),
+    Way("F", awaited=False, trim=True),
+    Way("F", draft=True),
+]
+
+
+class Seen(NamedTuple):
+    tables: int  # that arrived torn
+    wrong: list[str]
+    moves: int
+    leftovers: list[str]
+    error: str
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("fixed", [True, False], ids=["all fixes", "off"])
+def test_upstreams_own_runtime_under_attack(way: Way, fixed: bool) -> None:
+    seen = attack_alone(way, fixed, Timeline)
+    assert seen.error == "" and seen.moves > 0
+    if fixed:
+        assert (seen.tables, seen.wrong, seen.leftovers) == (0, [], [])
+    else:
+        assert seen.tables > 0
+
+
+class WaitsForNothing(Timeline):
+    def wait(self, stream: int, event: int) -> None:
+        """Goes on."""
+
+
+def test_the_judge_sees_copies_that_wait_for_nothing() -> None:
+    seen = attack_alone(Way("C"), True, WaitsForNothing)
+    assert seen.error == "" and seen.wrong != []
+
+
+def attack_alone(way: Way, fixed: bool, timeline: type[Timeline]) -> Seen:
+    """In a process of its own, which ends before anything of upstream's does."""
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_attack, args=(way, fixed, timeline, sending))
+    child.start()
+    sending.close()
+    seen: Seen = receiving.recv()
+    child.join()
+    return seen
+
+
+def _attack(way: Way, fixed: bool, timeline: type[Timeline], sending: Any) -> None:
+    maker = Maker(timeline(Random(1)))
+    with (
+        way.build(),
+        runtime_of(TREE, maker.order, maker.copied) as maker.module,
+        applied(needed(way.variant) if fixed else []),
+        attacked(way, "theirs", maker) as attack,
+    ):
+        error = ""
+        try:
+            attack.run(STEPS)
+        except Exception as raised:
+            error = repr(raised)
+        contents, leftovers = attack.contents, [] if error else attack.leftovers()
+        sending.send(Seen(len(attack.corrupt_tables), contents.wrong[:3], contents.moves, leftovers, error))
+        os._exit(0)

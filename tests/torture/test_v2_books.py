@@ -1,0 +1,63 @@
+"""The runtime below the attack does as upstream's own, where both have been compared (integration/upstream)."""
+
+from array import array
+from typing import Any
+
+import pytest
+
+from integration.upstream.v2_pages import LifeCycle, OutOfPages, Pool
+from integration.upstream.v2_runtime import BAD_PAGE, Runtime
+
+PROMPT = list(range(40))
+
+
+def runtime(pages: int = 20, host_pages: int = 0, window: int | None = None) -> Runtime:
+    return Runtime(4, [LifeCycle(window)], [Pool(0, pages, host_pages)])
+
+
+def resumed(books: Runtime, tokens: list[int], capacity: int) -> tuple[Any, memoryview]:
+    cache, row = books.create_kv_cache(None, tokens), memoryview(array("i", [7] * 12))
+    assert cache.resume(0) and cache.resize(capacity)
+    cache.set_base_page_index_buf(0, 0, row)
+    return cache, row
+
+
+def test_of_two_that_commit_a_block_the_second_takes_the_pages_of_the_first() -> None:
+    books = runtime()
+    (first, row), (second, other) = resumed(books, [], 8), resumed(books, [], 8)
+    assert set(row[:2]).isdisjoint(other[:2])
+    first.commit(PROMPT[:8])
+    second.commit(PROMPT[:8])
+    assert list(row) == list(other) and books.witness_free(0) == 18
+    second.close()
+    assert list(first.get_aggregated_page_indices(0)) == list(row[:2])
+
+
+def test_a_page_that_the_window_has_passed_is_kept_until_it_is_committed() -> None:
+    books = runtime(window=8)
+    cache, row = resumed(books, [], 16)
+    cache.resize(None, 16)
+    assert list(row[:2]) == [BAD_PAGE] * 2 and books.witness_free(0) == 16
+    cache.commit(PROMPT[:16])
+    assert len(books.match(None, PROMPT[:16])) == 4
+    cache.suspend()
+    assert cache.resume(0)
+
+
+def test_who_will_not_commit_keeps_no_page_that_the_window_has_passed() -> None:
+    books = runtime(window=8)
+    cache, _ = resumed(books, [], 16)
+    cache.resize(None, 16)
+    cache.stop_committing()
+    assert books.witness_free(0) == 18
+
+
+def test_a_page_of_the_first_that_finds_no_room_any_more_is_an_error() -> None:
+    """So it is upstream: the loop that commits ends."""
+    books = runtime(pages=4, host_pages=2)
+    first, _ = resumed(books, [], 8)
+    first.commit(PROMPT[:8])
+    first.suspend()
+    second, _ = resumed(books, [], 16)  # both pages of the first have left the device
+    with pytest.raises(OutOfPages):
+        second.commit(PROMPT[:8])
