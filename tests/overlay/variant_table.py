@@ -101,7 +101,7 @@ RUN = (
 # The first releases with a fix of upstream's own, as its pull requests say, one for each line of releases.
 UPSTREAM_SINCE = {
     "staged-offsets-v1": ("1.3.0rc21",),
-    "computed-blocks": ("1.2.1", "1.3.0rc5.post2"),
+    "computed-blocks": ("1.2.1", "1.3.0rc5.post2", "1.3.0rc11"),
     "batched-admission": ("1.3.0rc13",),
     "concurrent-pins": ("1.3.0rc21",),
     "input-copy-fence": ("1.3.0rc15",),
@@ -113,7 +113,11 @@ STORES_BY_POSITION = {"C", "D", "F"}
 def has_upstreams(fix_id: str, version: str) -> bool:
     """Whether the release has upstream's own fix."""
     key = releases.key_of(version) or ()
-    since = [releases.key_of(each) or () for each in UPSTREAM_SINCE.get(fix_id, ())]
+    # A post-release has what was brought into it alone; the release candidates behind it may lack that.
+    candidate, _, _ = version.partition(".post")
+    first = [each for each in UPSTREAM_SINCE.get(fix_id, ())
+             if ".post" not in each or each.startswith(f"{candidate}.post")]  # fmt: skip
+    since = [releases.key_of(each) or () for each in first]
     same_line = [each for each in since if each[:2] == key[:2]]
     return any(each <= key for each in same_line or since)
 
