@@ -168,6 +168,8 @@ def test_a_program_of_another_user_does_the_same(
         place.chmod(0o755)
         command = [*nobody, str(shutil.copy(programs, place)), "blocked_recv"]
         shutil.copy(driver / "libcuda.so.1", place)
+        for copied in place.iterdir():
+            copied.chmod(0o755)  # whatever our umask is
         for name, value in {
             **environ,
             "LD_LIBRARY_PATH": str(place),
@@ -176,7 +178,8 @@ def test_a_program_of_another_user_does_the_same(
             monkeypatch.setenv(name, value)
         folder, watched = launch.prepared(None)
         try:
-            assert harm([outcome(command, os.environ)], [outcome(command, watched)]) == []
+            plain, seen = outcome(command, os.environ), outcome(command, watched)
+            assert (plain.status, harm([plain], [seen])) == (0, []), plain
             (process,) = read(folder)
             assert process.numbers["guarded"]
         finally:
