@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <vector>
 
 #include "fake_stream.h"
@@ -48,17 +49,34 @@ int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
     return result;
 }
 
-std::map<void*, std::size_t> allocated;
-std::map<void*, std::size_t> registered;
-std::map<Address, std::size_t> given;  // of the device
+// Memory of one kind. Any thread may call, as it may call the driver.
+class Ranges {
+  public:
+    void add(Address begin, std::size_t bytes) {
+        const std::lock_guard held(mutex_);
+        ranges_[begin] = bytes;
+    }
+    std::size_t take(Address begin) {
+        const std::lock_guard held(mutex_);
+        const auto found = ranges_.extract(begin);
+        return found.empty() ? 0 : found.mapped();
+    }
+    bool holds(Address at) {
+        const std::lock_guard held(mutex_);
+        return std::any_of(ranges_.begin(), ranges_.end(),
+                           [&](const auto& each) { return each.first <= at && at < each.first + each.second; });
+    }
 
-template <typename Begin>
-bool holds(const std::map<Begin, std::size_t>& memory, Address at) {
-    return std::any_of(memory.begin(), memory.end(), [&](const auto& each) {
-        const auto begin = (Address)each.first;
-        return begin <= at && at < begin + each.second;
-    });
-}
+  private:
+    std::mutex mutex_;
+    std::map<Address, std::size_t> ranges_;
+};
+// They outlive the threads.
+Ranges& allocated = *new Ranges;
+Ranges& registered = *new Ranges;
+Ranges& given = *new Ranges;  // of the device
+
+Address address_of(const void* memory) { return reinterpret_cast<Address>(memory); }
 
 struct HostAlloc {
     void** result;
@@ -178,28 +196,28 @@ API cuptiEnableCallback(std::uint32_t on, void*, int, std::uint32_t id) {
 API cuMemHostAlloc(void** result, std::size_t bytes, unsigned flags) {
     return told(39, "cuMemHostAlloc", HostAlloc{result, bytes, flags}, [=] {
         *result = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        allocated[*result] = bytes;
+        allocated.add(address_of(*result), bytes);
         return kSuccess;
     });
 }
 API cuMemFreeHost(void* begin) {
     return told(38, "cuMemFreeHost", One{begin}, [=] {
-        munmap(begin, allocated[begin]);
+        munmap(begin, allocated.take(address_of(begin)));
         return kSuccess;
     });
 }
 API cuMemHostRegister_v2(void* begin, std::size_t bytes, unsigned flags) {
     return told(379, "cuMemHostRegister", HostRegister{begin, bytes, flags},
-                [=] { return registered[begin] = bytes, kSuccess; });
+                [=] { return registered.add(address_of(begin), bytes), kSuccess; });
 }
 API cuMemHostUnregister(void* begin) {
-    return told(302, "cuMemHostUnregister", One{begin}, [=] { return registered.erase(begin), kSuccess; });
+    return told(302, "cuMemHostUnregister", One{begin}, [=] { return registered.take(address_of(begin)), kSuccess; });
 }
 API cuMemHostGetDevicePointer_v2(Address* device, void* host, unsigned) {
     return *device = reinterpret_cast<Address>(host), kSuccess;
 }
 API cuMemAlloc_v2(Address* result, std::size_t bytes) {
-    return given[*result = reinterpret_cast<Address>(std::calloc(1, bytes))] = bytes, kSuccess;
+    return given.add(*result = address_of(std::calloc(1, bytes)), bytes), kSuccess;
 }
 API cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
 API cuDevicePrimaryCtxRetain(void** made, int) { return *made = &context, kSuccess; }
@@ -240,7 +258,7 @@ API cuStreamQuery(void* stream) {
 }
 // Of device memory; the rest is the program's own, and pageable.
 API cuPointerGetAttribute(void* value, int, Address at) {
-    return holds(given, at) ? *static_cast<int*>(value) = 2, kSuccess : kInvalid;
+    return given.holds(at) ? *static_cast<int*>(value) = 2, kSuccess : kInvalid;
 }
 API cuStreamSynchronize(void* stream) {
     return told(126, "cuStreamSynchronize", One{stream}, [=] { return stream_of(stream).wait(), kSuccess; });
@@ -323,9 +341,8 @@ API cuMemcpy2DAsync_v2(const Copy2d* copy, void* stream) {
 // pinned ones the order is kept.
 static void batched(Address to, Address from, std::size_t size, int order, void* stream) {
     constexpr std::size_t kReadInCall = std::size_t{64} << 10;
-    const bool pinned = holds(allocated, from) || holds(registered, from);
-    const bool in_call =
-        pinned ? order == hostrace::cuda::kOrderDuringCall : size <= kReadInCall && !holds(given, from);
+    const bool pinned = allocated.holds(from) || registered.holds(from);
+    const bool in_call = pinned ? order == hostrace::cuda::kOrderDuringCall : size <= kReadInCall && !given.holds(from);
     if (!in_call) {
         enqueue(stream, [=] { device_copy(to, from, size); });
         return;
