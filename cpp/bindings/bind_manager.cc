@@ -60,14 +60,12 @@ void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, n
     }
 }
 
-void add_token(BlockManager& self, NamedRequest request, NamedCount more, nb::handle tokens,
+void add_token(BlockManager& self, NamedRequest request_id, NamedCount count, nb::handle tokens,
                std::optional<std::int64_t> computed) {
-    const RequestId request_id = request;
-    const std::uint32_t count = more;
     const auto values = read_optional<TokenId>(tokens, "add_token, tokens");
     const auto done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
-    if (!self.add_few_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}})) {
-        without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}}); });
+    if (!self.add_few_tokens({&request_id.value, 1}, {&count.value, 1}, values, {{&done, 1}})) {
+        without_gil([&] { self.add_tokens({&request_id.value, 1}, {&count.value, 1}, values, {{&done, 1}}); });
     }
 }
 
@@ -93,9 +91,8 @@ void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<
     without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
 }
 
-BlockIdTable cache_block_ids(const BlockManager& self, NamedRequest request, NamedWindow window_size) {
-    const RequestId request_id = request;
-    return without_gil([&] { return self.get_batch_cache_block_ids({&request_id, 1}, window_size); }).front();
+BlockIdTable cache_block_ids(const BlockManager& self, NamedRequest request_id, NamedWindow window_size) {
+    return without_gil([&] { return self.get_batch_cache_block_ids({&request_id.value, 1}, window_size); }).front();
 }
 
 std::vector<BlockIdTable> batch_cache_block_ids(const BlockManager& self, nb::handle request_ids,

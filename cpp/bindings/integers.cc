@@ -76,16 +76,25 @@ std::int64_t small_value(PyObject* item) {
 #endif
 }
 
-// Reads anything else that claims to be an integer, such as numpy scalars. This runs the object's own code, so the
-// caller must look at its list again.
-template <class T>
-T from_index(const nb::object& item, const Field& field, std::size_t position) {
-    if (PyBool_Check(item.ptr()) || !PyIndex_Check(item.ptr())) {
-        wrong_type(field, "'" + name_of_type(item) + "' at position " + std::to_string(position));
+// The int that the object stands for, as a numpy scalar does; nothing if it stands for none, as a bool does here. This
+// runs the object's own code.
+nb::object index_of(nb::handle object) {
+    if (PyBool_Check(object.ptr()) || !PyIndex_Check(object.ptr())) {
+        return {};
     }
-    const nb::object number = nb::steal(PyNumber_Index(item.ptr()));
+    nb::object number = nb::steal(PyNumber_Index(object.ptr()));
     if (!number.is_valid()) {
         throw nb::python_error();
+    }
+    return number;
+}
+
+// Reads anything else that claims to be an integer. The caller must look at its list again.
+template <class T>
+T from_index(const nb::object& item, const Field& field, std::size_t position) {
+    const nb::object number = index_of(item);
+    if (!number.is_valid()) {
+        wrong_type(field, "'" + name_of_type(item) + "' at position " + std::to_string(position));
     }
     return from_python_int<T>(number.ptr(), field, position);
 }
@@ -288,12 +297,8 @@ std::string shown(nb::handle object) {
 
 template <class T>
 T read_integer(nb::handle object, const Field& field) {
-    const bool is_integer = PyIndex_Check(object.ptr()) != 0 && !PyBool_Check(object.ptr());
-    const nb::object number = nb::steal(is_integer ? PyNumber_Index(object.ptr()) : nullptr);
-    if (is_integer && !number.is_valid()) {
-        throw nb::python_error();
-    }
-    if (!is_integer) {
+    const nb::object number = index_of(object);
+    if (!number.is_valid()) {
         throw nb::type_error((field.text() + ": expected an int, got " + shown(object)).c_str());
     }
     if (const std::optional<T> value = value_of<T>(number.ptr())) [[likely]] {
