@@ -2,6 +2,7 @@
 // should hold.
 #pragma once
 
+#include <array>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -20,6 +21,11 @@ struct Case {
     StagerMode mode;
     bool kernels = true;
 };
+
+inline constexpr std::array kEveryCase{
+    Case{OffsetLayout::v1, StagerMode::snapshot}, Case{OffsetLayout::v2, StagerMode::snapshot},
+    Case{OffsetLayout::v2, StagerMode::snapshot, false}, Case{OffsetLayout::v1, StagerMode::early_copy},
+    Case{OffsetLayout::v2, StagerMode::early_copy}};
 
 inline std::string name_of(const Case& of) {
     return std::string(of.layout == OffsetLayout::v1 ? "V1" : "V2") +

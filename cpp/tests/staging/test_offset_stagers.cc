@@ -111,12 +111,7 @@ TEST_P(EveryStager, UnpluggedItTellsAndClosesWithoutHanging) {
     stager->close();
 }
 
-INSTANTIATE_TEST_SUITE_P(Stagers, EveryStager,
-                         ::testing::Values(Case{OffsetLayout::v1, StagerMode::snapshot},
-                                           Case{OffsetLayout::v2, StagerMode::snapshot},
-                                           Case{OffsetLayout::v2, StagerMode::snapshot, false},
-                                           Case{OffsetLayout::v1, StagerMode::early_copy},
-                                           Case{OffsetLayout::v2, StagerMode::early_copy}),
+INSTANTIATE_TEST_SUITE_P(Stagers, EveryStager, ::testing::ValuesIn(kEveryCase),
                          [](const auto& named) { return name_of(named.param); });
 
 TEST_F(StagerTest, WithoutKernelsPagesWrapAroundLikeTheGpus) {

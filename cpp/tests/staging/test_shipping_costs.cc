@@ -117,12 +117,7 @@ TEST_P(ShippingCosts, ACallThatFailsCostsThatShipmentAlone) {
     EXPECT_TRUE(is_early()) << "a shipment makes fewer calls than that";
 }
 
-INSTANTIATE_TEST_SUITE_P(Stagers, ShippingCosts,
-                         ::testing::Values(Case{OffsetLayout::v1, StagerMode::snapshot},
-                                           Case{OffsetLayout::v2, StagerMode::snapshot},
-                                           Case{OffsetLayout::v2, StagerMode::snapshot, false},
-                                           Case{OffsetLayout::v1, StagerMode::early_copy},
-                                           Case{OffsetLayout::v2, StagerMode::early_copy}),
+INSTANTIATE_TEST_SUITE_P(Stagers, ShippingCosts, ::testing::ValuesIn(kEveryCase),
                          [](const auto& named) { return name_of(named.param); });
 
 }  // namespace
