@@ -141,7 +141,7 @@ def test_what_is_lent_is_read_before_it_is_written(
     assert steps >= ITERATIONS and what["block offsets"] == 0
 
 
-@pytest.mark.parametrize(("llm_args", "fix_id"), TABLES[1:3])
+@pytest.mark.parametrize(("llm_args", "fix_id"), TABLES[1:2])  # where most copies are late
 def test_without_the_wait_the_table_is_written_while_it_is_read(
     llm_args: dict[str, Any], fix_id: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
