@@ -1356,6 +1356,10 @@ class TurnLockStats:
     def depth(self) -> int:
         """How often the holder holds the lock now. 0: nobody holds it."""
 
+    @property
+    def holder(self) -> int:
+        """The thread that holds it, as `threading.get_ident` has it, or 0."""
+
     def __repr__(self) -> str: ...
 
 class TurnLock:
@@ -1365,12 +1369,9 @@ class TurnLock:
 
     def __init__(self) -> None: ...
 
-    def acquire(self, limit_s: float) -> bool:
-        """False: the limit has passed, and the lock is not held."""
-
-    def release(self) -> None:
+    def guarded(self, call: Callable[..., Any], stalled: Callable[[], Any], stall_s: float) -> Callable[..., Any]:
         """
-        Call it once for each time that the lock was acquired, in the same thread.
+        What makes this call while it holds the lock. As a class attribute it binds like any method. While it waits for the lock, it calls `stalled` every stall_s.
         """
 
     def stats(self) -> TurnLockStats:

@@ -2,10 +2,12 @@
 #include "core/turn_lock.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -34,15 +36,20 @@ TEST(TurnLock, AThreadThatHoldsItTakesItAgain) {
     EXPECT_EQ(lock.stats().turns, 1U);
     lock.release();
     lock.release();
-    elsewhere([&] { EXPECT_FALSE(lock.try_acquire()); });
+    elsewhere([&, holder = std::uint64_t{pthread_self()}] {
+        EXPECT_FALSE(lock.try_acquire());
+        EXPECT_EQ(lock.stats().holder, holder);
+    });
     lock.release();
+    EXPECT_EQ(lock.stats().holder, 0U);
     elsewhere([&] {
         EXPECT_TRUE(lock.try_acquire());
         lock.release();
     });
 }
 
-TEST(TurnLock, AChildEndsItAlthoughAThreadOfItsParentWaits) {
+// The threads that hold it and wait for it are its parent's alone.
+TEST(TurnLock, AChildHasItsTurnAtOnceAndEndsTheLock) {
     auto lock = std::make_unique<TurnLock>();
     ASSERT_TRUE(lock->try_acquire());
     std::thread waits([&] {
@@ -53,14 +60,12 @@ TEST(TurnLock, AChildEndsItAlthoughAThreadOfItsParentWaits) {
     const pid_t child = fork();
     if (child == 0) {
         alarm(30);
-        int refused = 0;
-        try {
-            lock->try_acquire();
-        } catch (const std::runtime_error&) {
-            refused = 1;
-        }
+        bool has_its_turn = false;
+        std::thread([&] { has_its_turn = lock->acquire_within(kAtOnce); }).join();
+        lock->release();
+        has_its_turn &= lock->stats().depth == 0;
         lock.reset();
-        _exit(refused == 1 ? 0 : 1);
+        _exit(has_its_turn ? 0 : 1);
     }
     int status = -1;
     waitpid(child, &status, 0);

@@ -67,7 +67,7 @@ def of_books() -> Iterator[object]:
     index.extend(sequence, [1, 2, 3, 4])
     yield from (index.claim(sequence, 2), index, index.stats())
     lock = native.TurnLock()
-    lock.acquire(60)
+    lock.guarded(lambda: None, lambda: None, 60.0)()
     yield from (lock, lock.stats(), native.FlightRing(np.zeros(2 * 82, dtype=np.uint8)))
 
 
@@ -125,7 +125,7 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.PrefixHashes: "PrefixHashes(request_id=1, blocks=2)",
         native.TierClaim: "TierClaim(first=0, slots=[0, 1], declined=False)",
         native.TierIndex: "TierIndex(slots=4, tokens_per_block=2, free=2, owned=2, sequences=1)",
-        native.TurnLock: "TurnLock(depth=1, queued=0, turns=1, waits=0, wait_us=0.000000)",
+        native.TurnLock: "TurnLock(depth=0, queued=0, turns=1, waits=0, wait_us=0.000000)",
         native.FlightRing: "FlightRing(slots=2, noted=0)",
         native.ReplayRequests: "ReplayRequests(requests=1)",
     }

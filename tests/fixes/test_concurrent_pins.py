@@ -4,8 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken, as_it_was
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins import fix as turns
 from trtllm_kvfix.metrics import counters
 
 WATCHDOG_S = 30.0
@@ -218,40 +216,14 @@ def test_the_bound_scheduler_takes_its_turn_too() -> None:
 BROKEN = Broken("fixes.concurrent_pins.fix.Turns.guarded", as_it_was)
 
 
-class Plain:
-    """The mechanism takes this for `threading.RLock`: it says when a thread has to wait for it."""
-
-    contended = threading.Event()
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.release = self._lock.release
-
-    def acquire(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            self.contended.set()
-            self._lock.acquire()
-
-
 def pin_from_two_threads(place: Fault) -> None:
     """A second thread pins while the first has read a count and not written it."""
     del place
     scene = Scene()
-    second = threading.Thread(target=scene.pin_found, daemon=True)
-    Plain.contended.clear()
-
-    def meanwhile() -> None:
-        if second.ident is not None:
-            return
-        waits = counters.read()["lock_waits"]
-        second.start()
-        while second.is_alive() and not Plain.contended.is_set() and counters.read()["lock_waits"] == waits:
-            second.join(0.001)
-
-    with scene.pauses.at(scene.pauses.PIN_COUNT_READ, meanwhile):
+    second = Meanwhile(scene.pin_found)
+    with scene.pauses.at(scene.pauses.PIN_COUNT_READ, second):
         scene.pin_found()
-        second.join(WATCHDOG_S)
-    assert not second.is_alive(), "the second thread hangs"
+        second.end()
     assert scene.impl.pin_counts == dict.fromkeys(scene.block_ids, 2)
     for _ in range(3):
         scene.impl.unpin_blocks_by_id(scene.block_ids)
@@ -259,13 +231,4 @@ def pin_from_two_threads(place: Fault) -> None:
     scene.server.close()
 
 
-QUICK = (
-    ("fixes.concurrent_pins.fix.Turns", partial(turns.Turns, stall_s=0.05)),
-    ("fixes.concurrent_pins.fix.threading", SimpleNamespace(**{**vars(threading), "RLock": Plain})),
-)
-
-PLACES = (
-    Fault("native.TurnLock.acquire", "C", pin_from_two_threads, attributes=QUICK),
-    Fault("native.TurnLock.release", "C", pin_from_two_threads, at_once=True, attributes=QUICK),
-    Fault("metrics.counters.pins", "C", pin_from_two_threads, stands_down=False, attributes=QUICK),
-)
+PLACES = (Fault("metrics.counters.pins", "C", pin_from_two_threads, stands_down=False),)

@@ -1,7 +1,10 @@
 """Threads take turns on a bound class. Interleavings are chosen by events; a watchdog ends what hangs."""
 
+import gc
 import logging
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.fixes.faults import failing
 from tests.threads import run_together
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins.fix import ID, Turns
+from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.overlay import fuse
 
 WATCHDOG_S = 30.0
 
@@ -167,27 +168,58 @@ def test_who_waits_for_long_says_for_whom(caplog: pytest.LogCaptureFixture) -> N
             run(turns.guarded(admit), wait_then_pin)
     finally:
         logging.getLogger("trtllm_kvfix").removeHandler(listener)
-    assert "to call pin_it" in said[0] and "admit (" in said[0]
+    assert "to call pin_it" in said[0] and "called by admit (" in said[0]
 
 
-def test_the_lock_is_of_one_thread() -> None:
-    lock = native.TurnLock()
-    assert lock.acquire(0.0) and lock.acquire(0.0)
+def test_a_call_is_passed_on_as_it_is() -> None:
+    def told(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return args, kwargs
 
-    def elsewhere() -> None:
-        assert not lock.acquire(0.0)
-        with pytest.raises(RuntimeError, match="does not hold it"):
-            lock.release()
+    class Told:
+        method = Turns().guarded(told)
+        of_class = classmethod(Turns().guarded(told))
 
-    run(elsewhere)
-    lock.release()
-    lock.release()
+    one: Any = Told()
+    assert one.method() == ((one,), {})
+    assert one.method(1, two=[2], three=3) == ((one, 1), {"two": [2], "three": 3})
+    assert Told.method(one, 1) == ((one, 1), {}) and Told.of_class(1) == ((Told, 1), {})
+    assert one.method.__self__ is one and one.method.__func__ is Told.method
 
-    def afterwards() -> None:
-        assert lock.acquire(0.0)
-        lock.release()
 
-    run(afterwards)
+def test_what_is_guarded_goes_with_its_class() -> None:
+    """A class, its callable and the marks on it hold one another."""
+
+    def left_alone() -> weakref.ref[Any]:
+        guarded: Any = guarded_class(Turns())
+        guarded.fail.__kvfix_original__ = guarded
+        return weakref.ref(guarded)
+
+    gone = left_alone()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_report_that_fails_keeps_nobody_from_calling() -> None:
+    turns, reported = native.TurnLock(), threading.Event()
+
+    def report() -> None:
+        reported.set()
+        raise OSError("the log is full")
+
+    def hold() -> None:
+        holding.set()
+        assert reported.wait(WATCHDOG_S)
+
+    def wait_then_call() -> None:
+        assert holding.wait(WATCHDOG_S)
+        assert turns.guarded(lambda: 7, report, 0.001)() == 7
+
+    holding = threading.Event()
+    unraisable: list[Any] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "unraisablehook", lambda what: unraisable.append(what.exc_value))
+        run(turns.guarded(hold, report, 60.0), wait_then_call)
+    assert {str(each) for each in unraisable} == {"the log is full"}
 
 
 def stress(bound: Any, rounds: int) -> None:
@@ -218,54 +250,3 @@ def test_methods_of_a_nanobind_class_can_be_replaced_and_the_object_stays_bound(
         admission = manager.add_sequence(native.SequenceRequest(1, [1, 2, 3]))
         assert type(manager) is native.BlockManager and turns.stats().turns == 1
     assert admission.tokens_new == 3 and native.BlockManager.add_sequence is original
-
-
-def test_who_waits_for_a_turn_that_is_never_given_back_goes_on_by_the_plain_lock() -> None:
-    """A turn that could not be given back is held for ever; those that wait for it do without turns from then on."""
-    fuse.reset(ID)
-    turns = Turns(stall_s=0.01)
-    done: list[str] = []
-
-    def waiting() -> None:
-        turns.guarded(lambda: done.append("second"))()
-
-    def inside() -> None:
-        second.start()
-        while turns.stats().queued == 0:
-            second.join(0.001)
-
-    second = threading.Thread(target=waiting, daemon=True)
-    with failing("native.TurnLock.release", always=False):
-        turns.guarded(inside)()
-    second.join(WATCHDOG_S)
-    assert done == ["second"]
-    assert fuse.of(ID).blown and fuse.of(ID).faults == 1
-    fuse.reset(ID)
-
-
-def test_a_call_without_a_turn_does_not_wait_from_inside_for_one_that_waits_for_it() -> None:
-    """The first call gets in by the plain lock alone. The second has the turn, waits for the plain lock, and stays."""
-    fuse.reset(ID)
-    turns = Turns(stall_s=1.0)
-    done: list[str] = []
-
-    def inside() -> None:
-        second.start()
-        while turns.stats().depth == 0:
-            second.join(0.001)
-        for _ in range(2):  # the end of the first must not lift what holds for the call around them
-            turns.guarded(lambda: done.append("inner"))()
-
-    def first() -> None:
-        turns.guarded(inside)()
-        second.join(WATCHDOG_S)
-        before = turns.stats().turns
-        turns.guarded(lambda: None)()
-        assert turns.stats().turns == before + 1, "a later call of the thread has its turn"
-
-    with failing("native.TurnLock.acquire", always=False):
-        second = threading.Thread(target=turns.guarded(lambda: done.append("second")), daemon=True)
-        run(first)
-    assert done == ["inner", "inner", "second"]
-    assert fuse.of(ID).faults == 1 and not fuse.of(ID).blown
-    fuse.reset(ID)

@@ -1,24 +1,21 @@
 """Bound methods that other threads call, made to take turns with the executor's own calls (H4).
 
 Upstream's bound manager releases the GIL inside nearly every method, so a thread that pins blocks enters while the
-executor is inside. The attributes of the bound class are replaced by functions that take the one lock of this process
+executor is inside. The attributes of the bound class are replaced by callables that take the one lock of this process
 first. The object itself stays what it is: C++ constructors check its type.
 
-Lock order: this lock, then a plain lock of Python's, then upstream's own mutexes, then the GIL. No thread waits for a
-lock with the GIL held, so a callback that comes back into Python from inside a call gets the GIL; it holds the locks
-already and may call again. But it must not wait for another thread that calls the manager: that call cannot begin
-before this one ends.
+Lock order: this lock, then upstream's own mutexes, then the GIL. No thread waits for the lock with the GIL held, so a
+callback that comes back into Python from inside a call gets the GIL; it holds the lock already and may call again. But
+it must not wait for another thread that calls the manager: that call cannot begin before this one ends.
 
-The first lock is fair, and its waits are measured. Where it fails or has been given up, only the plain lock is left.
-Every call takes the plain lock, so calls with and without the first exclude each other all the same. A call that got in
-without the first does not ask for it again from inside: its holder may be waiting for the plain lock.
+The lock is native and cannot fail, so it needs no fallback.
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from threading import get_ident
-from types import FrameType
+from functools import partial
+from traceback import StackSummary, walk_stack
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix import native
@@ -35,51 +32,21 @@ if TYPE_CHECKING:
 
 
 ID = "concurrent-pins"
+CALLS_SHOWN = 4
 STALL_S = 10.0  # a call takes microseconds; an admission with transfers, milliseconds
 
 
 class Turns:
     def __init__(self, *, stall_s: float = STALL_S) -> None:
         self._lock = native.TurnLock()
-        self._plain = threading.RLock()
-        self._tried = fuse.of(ID)
         self._stall_s = stall_s
-        self._without_turn: set[int] = set()  # threads inside that got no turn; each adds and removes itself
         self._counted = (0.0, 0.0)
         counting.refresh(self)
 
     def guarded(self, original: Callable[..., Any], counter: counters.Counter | None = None) -> Callable[..., Any]:
-        """A function that calls `original` in its turn. As a class attribute it binds like any method."""
-        acquire, release, stall_s = self._lock.acquire, self._lock.release, self._stall_s
-        plain, tried, without_turn = self._plain, self._tried, self._without_turn
+        """Calls `original` in its turn. As a class attribute it binds like any method."""
         name = getattr(original, "__name__", repr(original))
-
-        # The executor comes through here hundreds of times per iteration.
-        def in_turn(*args: Any, **kwargs: Any) -> Any:
-            held, failed_in = False, 0
-            if not tried.blown and not (without_turn and get_ident() in without_turn):
-                try:
-                    held = acquire(stall_s) or self._wait_on(name)
-                except Exception as error:
-                    tried.fault(error)
-                    failed_in = get_ident()
-                    without_turn.add(failed_in)
-            plain.acquire()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                plain.release()
-                if held:
-                    try:
-                        release()
-                        tried.in_a_row = 0
-                    except Exception as error:
-                        # No other thread would ever get the lock.
-                        tried.fault(error)
-                        tried.blow("a turn could not be given back")
-                elif failed_in:
-                    without_turn.discard(failed_in)
-
+        in_turn = self._lock.guarded(original, partial(self._say_who_is_inside, name), self._stall_s)
         if counter is None:
             return in_turn
 
@@ -88,7 +55,9 @@ class Turns:
             try:
                 counter.add()
             except Exception as error:
+                tried = fuse.of(ID)
                 tried.fault(error)
+                tried.in_a_row = 0  # turns need no counts, so there is nothing to stand down from
             return result
 
         return counted
@@ -103,34 +72,27 @@ class Turns:
         counters.lock_wait_seconds.add(now[1] - self._counted[1])
         self._counted = now
 
-    def _wait_on(self, name: str) -> bool:
-        """Wait for this thread's turn; False if turns have been given up meanwhile. Log each time that the wait is
-        long: a silent hang helps nobody."""
-        while not self._tried.blown:
-            log.error(
-                "thread %s has waited %g s to call %s of the KV-cache manager; inside it is one of %s; usual cause: a "
-                "connector's callback waits for a thread that calls the manager",
-                threading.current_thread().name,
-                self._stall_s,
-                name,
-                ", ".join(_calls_of_others()) or "no thread of Python",
-            )
-            if self._lock.acquire(self._stall_s):
-                return True
-        return False
+    def _say_who_is_inside(self, name: str) -> None:
+        """A silent hang helps nobody."""
+        log.error(
+            "thread %s has waited %g s to call %s of the KV-cache manager; inside it is %s; usual cause: a "
+            "connector's callback waits for a thread that calls the manager",
+            threading.current_thread().name,
+            self._stall_s,
+            name,
+            _whereabouts(self._lock.stats().holder),
+        )
 
 
-def _calls_of_others() -> list[str]:
-    """`method (thread)` for every other thread that has called a guarded method, waiting ones included."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
-    for ident, top in sys._current_frames().items():
-        frame: FrameType | None = top
-        while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != (__file__, "in_turn"):
-            frame = frame.f_back
-        if frame is not None and ident != threading.get_ident():
-            found.append(f"{frame.f_locals['name']} ({names.get(ident, ident)})")
-    return found
+def _whereabouts(thread: int) -> str:
+    """The name of a thread, and its innermost calls."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "no thread of Python"
+    names = {each.ident: each.name for each in threading.enumerate()}
+    calls = StackSummary.extract(walk_stack(frame), limit=CALLS_SHOWN, lookup_lines=False)
+    shown = ", called by ".join(f"{call.name} ({call.filename}:{call.lineno})" for call in calls)
+    return f"thread {names.get(thread, thread)} in {shown}"
 
 
 # ---- when it is needed, and what it replaces ----
@@ -190,7 +152,7 @@ def self_test() -> None:
 
 
 FIX = Fix(
-    id="concurrent-pins",
+    id=ID,
     hazard="H4",
     title="Threads that pin blocks take turns with the executor, by one lock around the bound manager",
     upstream=("T#15018", "T#16913"),
