@@ -154,7 +154,7 @@ MECHANISM = "fixes.input_copy_fence.fix"
 BROKEN = Broken(f"{MECHANISM}.InputFence.wait", lambda *_: None)
 
 CALLS = (
-    *(f"{MECHANISM}.InputFence.{name}" for name in ("record", "_due", "_marks")),
+    *(f"{MECHANISM}.InputFence.{name}" for name in ("record", "_due")),
     *(
         f"{MECHANISM}.{name}"
         for name in ("MovableMark", "MovableMark.record", "MovableMark.wait", "wait_for", "current_place")

@@ -14,7 +14,9 @@ _said: set[str] = set()
 
 def wait_for(marks: Iterable[MovableMark], times: Counter, seconds: Counter) -> None:
     """Wait for the mark. If the device has passed it already, no wait is counted."""
-    waited_s = sum(mark.wait() for mark in marks)
+    waited_s = 0.0
+    for mark in marks:
+        waited_s += mark.wait()
     if waited_s > 0:
         times.add()
         seconds.add(waited_s)

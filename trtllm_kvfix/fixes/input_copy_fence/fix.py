@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 ID = "input-copy-fence"
 
 
+Key = tuple[int, int, str]  # engine, stream, device
+
+
+class _OfThread(threading.local):
+    """The inputs that a thread has enqueued, and those of them that it has not waited for."""
+
+    def __init__(self) -> None:
+        self.marks: dict[Key, MovableMark] = {}
+        self.pending: dict[Key, MovableMark] = {}
+
+
 class InputFence:
     """A thread waits for what it has enqueued itself: an executor's loop both runs the forward step and schedules.
 
@@ -40,20 +51,23 @@ class InputFence:
     """
 
     def __init__(self) -> None:
-        self._of_thread = threading.local()
+        self._inputs = _OfThread()
         self._tried = fuse.of(ID)
 
     def record(self, engine: Any) -> None:
         place = current_place()
         key = (id(engine), place.stream, place.device.name)
-        marks, pending = self._marks()
-        if key not in marks:
-            marks[key] = MovableMark(place.device, place.stream)
-        marks[key].record()
-        pending[key] = marks[key]
+        inputs = self._inputs
+        mark = inputs.marks.get(key)
+        if mark is None:
+            mark = inputs.marks[key] = MovableMark(place.device, place.stream)
+        mark.record()
+        inputs.pending[key] = mark
 
     def wait(self, engine: Any = None) -> None:
         """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
+        if not self._inputs.pending:
+            return
         due: list[MovableMark] = []
         try:
             due += self._due(engine)
@@ -99,17 +113,8 @@ class InputFence:
         return step
 
     def _due(self, engine: Any) -> list[MovableMark]:
-        _, pending = self._marks()
-        if not pending:
-            return []
+        pending = self._inputs.pending
         return [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
-
-    def _marks(self) -> tuple[dict[Any, MovableMark], dict[Any, MovableMark]]:
-        """This thread's marks: all of them, and those that have not been awaited."""
-        mine = self._of_thread
-        if not hasattr(mine, "marks"):
-            mine.marks, mine.pending = {}, {}
-        return mine.marks, mine.pending
 
 
 class ObservedFence(InputFence):
