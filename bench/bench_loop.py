@@ -4,13 +4,15 @@ many milliseconds a step.
 iteration_us: from one forward step to the next, while all requests generate. Most of a fix's work hides behind the
 device's; a wait does not. That of the input-copy fence ends the overlap of host and device up to the input copies, and
 that of graph-inputs up to the end of the graph, which holds the whole step here. The host's share of an iteration is
-the stand-in's, less than a real server's: `host_us` is the iteration without any computing. Arms take turns within one
-run of one server. Ratios are to the loop without fixes. `added_us` is the median difference between a turn with the fix
-and the turn without fixes beside it, so a machine that becomes slower or faster meanwhile does not change it.
+the stand-in's, less than a real server's: `host_us` is the iteration without any computing, and `cpu_us` what the
+loop's thread runs in it: without its waits for the GIL, which vary most, and with those for the device, in which the
+driver spins. Arms take turns within one run of one server. Ratios are to the loop without fixes. `added_us` and
+`added_cpu_us` are the median difference between a turn with the fix and the turn without fixes beside it, so a machine
+that becomes slower or faster meanwhile does not change them.
 
 Variant C has most fixes. B has batched-admission, whose work lies in steps that admit (`admit_cpu_us` of
 bench_arrivals.py). D has graph-inputs, with LoRA on experts in a CUDA graph. Needs torch and a CUDA GPU; `--device cpu`
-takes `host_us` alone, on the simulated device.
+takes the host's share alone, on the simulated device.
 """
 
 import argparse
@@ -47,6 +49,8 @@ TOKENS_PER_BLOCK = 4
 PROMPT = 16
 OFF, EVERYTHING = "off", "all"
 Segments = dict[str, list[Any]]  # by arm: what each iteration of a segment took, in microseconds
+CLOCKS = {"host_us": time.perf_counter_ns, "cpu_us": time.thread_time_ns}
+ADDED = {"host_us": "added_us", "iteration_us": "added_us", "cpu_us": "added_cpu_us"}
 
 
 class Loop(NamedTuple):
@@ -93,25 +97,28 @@ def main() -> int:
 
 
 def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
-    taken: Segments = {arm: [] for arm in arms}
+    taken: dict[str, Segments] = {metric: {arm: [] for arm in arms} for metric in CLOCKS}
     for _ in range(1 if cycles else HOST_SERVERS[batch]):
         with quiet_garbage_collector():
-            for arm, of_arm in iterations(loop, batch, cycles, arms, segments).items():
-                taken[arm].extend(of_arm)
-    base = float(np.median(np.concatenate(taken[OFF])))
-    name, metric = f"{loop.name}-batch{batch}-step{step_ms}ms", "iteration_us" if cycles else "host_us"
-    for arm, of_arm in taken.items():
-        values = np.concatenate(of_arm)
-        yield Row(
-            name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values.tolist()), Summary.of((values / base).tolist())
-        )
-        if arm != OFF:
-            added = [np.median(mine) - np.median(off) for mine, off in zip(of_arm, taken[OFF], strict=True)]
-            yield Row(name, TOKENS_PER_BLOCK, arm, "added_us", Summary.of(added))
+            for metric, of_metric in iterations(loop, batch, cycles, arms, segments).items():
+                for arm, of_arm in of_metric.items():
+                    taken[metric][arm].extend(of_arm)
+    if cycles:
+        taken = {"iteration_us": taken["host_us"]}
+    name = f"{loop.name}-batch{batch}-step{step_ms}ms"
+    for metric, of_metric in taken.items():
+        base = float(np.median(np.concatenate(of_metric[OFF])))
+        for arm, of_arm in of_metric.items():
+            values = np.concatenate(of_arm)
+            ratios = Summary.of((values / base).tolist())
+            yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values.tolist()), ratios)
+            if arm != OFF:
+                added = [np.median(mine) - np.median(off) for mine, off in zip(of_arm, of_metric[OFF], strict=True)]
+                yield Row(name, TOKENS_PER_BLOCK, arm, ADDED[metric], Summary.of(added))
 
 
-def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> Segments:
-    """Microseconds between forward steps of one server, whose arm changes while it runs."""
+def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, Segments]:
+    """Microseconds between forward steps of one server, whose arm changes while it runs, by each clock."""
     measured = segments * len(arms) * SEGMENT
     steps = LED_IN + measured
     tokens = PROMPT + steps + TOKENS_PER_BLOCK
@@ -121,17 +128,18 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segment
     args |= {"lora_config": {"max_loras": batch}} if loop.has_lora else {}
     server = Server(args, response_s_max=120)
     turns = Turns(arms)
-    begun: list[int] = []
+    begun: dict[str, list[int]] = {metric: [] for metric in CLOCKS}
     sizes: list[int] = []  # of the batches
     engine = server.executor.model_engine
     forward = engine._forward_step  # no fix replaces it
 
     def timed(inputs: dict[str, Any], attn_metadata: Any) -> Any:
-        step = len(begun) - LED_IN
+        step = len(sizes) - LED_IN
         if step >= 0 and step % SEGMENT == 0:
             turns.next()
         sizes.append(len(attn_metadata.request_ids))
-        begun.append(time.perf_counter_ns())
+        for metric, clock in CLOCKS.items():
+            begun[metric].append(clock())
         return forward(inputs, attn_metadata)
 
     engine._forward_step = timed
@@ -144,7 +152,8 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segment
     smallest = min(sizes[LED_IN : LED_IN + measured])
     if smallest != batch:
         raise RuntimeError(f"a step of {loop.name} had {smallest} requests, not {batch}, so its rows would mislead")
-    return turns.sort(np.diff(begun[LED_IN : LED_IN + measured]) / 1e3)
+    whole = slice(LED_IN, LED_IN + measured)
+    return {metric: turns.sort(np.diff(times[whole]) / 1e3) for metric, times in begun.items()}
 
 
 def request(server: Server, loop: Loop, number: int, steps: int) -> Any:
