@@ -61,8 +61,17 @@ PyObject* call_in_turn(PyObject* object, PyObject* const* arguments, std::size_t
     return result;
 }
 
+// The stable ABI does not have it. The call of a method, for which Python makes no such object, does not need it.
+nb::handle method_type() {
+    static const nb::handle type = nb::object(nb::module_::import_("types").attr("MethodType")).release();
+    return type;
+}
+
 PyObject* bind_to(PyObject* self, PyObject* instance, PyObject* /*type*/) {
-    return instance == nullptr || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+    if (instance == nullptr || instance == Py_None) {
+        return Py_NewRef(self);
+    }
+    return PyObject_CallFunctionObjArgs(method_type().ptr(), self, instance, nullptr);
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -88,7 +97,7 @@ void end(PyObject* object) {
     PyObject_ClearWeakRefs(object);
     clear(object);
     PyTypeObject* const type = Py_TYPE(object);
-    type->tp_free(object);
+    PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
@@ -116,6 +125,7 @@ PyTypeObject* in_turn_type() {
 }
 
 nb::object guarded(nb::handle owner, nb::object call, nb::object stalled, double stall_s) {
+    method_type();  // may throw here, and not where CPython calls
     PyTypeObject* const type = in_turn_type();
     PyObject* const made = type == nullptr ? nullptr : PyType_GenericAlloc(type, 0);
     if (made == nullptr) {
