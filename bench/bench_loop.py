@@ -39,16 +39,16 @@ from tests.standin.serving import Server
 
 BATCHES = (8, 64, 256)
 STEPS_MS = (0, 2, 10)
-SEGMENTS = 8  # of each arm
+ROUNDS = 4  # through all arms
 # One after another where nothing computes: fixes cost less there than servers differ. A small batch is soon served.
 HOST_SERVERS = {8: 12, 64: 6, 256: 3}
-SEGMENT = 10  # iterations with one arm
-LEFT_OUT = 3  # of each segment: the change itself, and what the step before has left
+TURN = 24  # iterations with one arm
+LEFT_OUT = 10  # of each turn: the change itself, and what CPython takes to adapt to the changed classes
 LED_IN = 10  # prompts, and what is made by the first steps
 TOKENS_PER_BLOCK = 4
 PROMPT = 16
 OFF, EVERYTHING = "off", "all"
-Segments = dict[str, list[Any]]  # by arm: what each iteration of a segment took, in microseconds
+Taken = list[tuple[str, Any]]  # turns in their order: the arm, and the microseconds of each iteration
 CLOCKS = {"host_us": time.perf_counter_ns, "cpu_us": time.thread_time_ns}
 ADDED = {"host_us": "added_us", "iteration_us": "added_us", "cpu_us": "added_cpu_us"}
 
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--loops", nargs="+", choices=names, default=names, help="default: all")
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES, help="default: all")
     options = parser.parse_args()
-    batches, segments = (BATCHES[:1], 2) if options.quick else (options.batches, SEGMENTS)
+    batches, rounds = (BATCHES[:1], 1) if options.quick else (options.batches, ROUNDS)
     steps_ms, cycles_per_ms = (STEPS_MS, spin_rate()) if options.device == "torch" else (STEPS_MS[:1], 0.0)
 
     def rows() -> Iterator[Row]:
@@ -90,36 +90,42 @@ def main() -> int:
                 arms = loop.arms()
                 for batch in batches:
                     for step_ms in steps_ms:
-                        yield from compared(loop, batch, step_ms, round(step_ms * cycles_per_ms), arms, segments)
+                        yield from compared(loop, batch, step_ms, round(step_ms * cycles_per_ms), arms, rounds)
 
     report("loop.csv", rows(), options.results)
     return 0
 
 
-def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
-    taken: dict[str, Segments] = {metric: {arm: [] for arm in arms} for metric in CLOCKS}
+def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], rounds: int) -> Iterator[Row]:
+    servers = []
     for _ in range(1 if cycles else HOST_SERVERS[batch]):
         with quiet_garbage_collector():
-            for metric, of_metric in iterations(loop, batch, cycles, arms, segments).items():
-                for arm, of_arm in of_metric.items():
-                    taken[metric][arm].extend(of_arm)
-    if cycles:
-        taken = {"iteration_us": taken["host_us"]}
+            servers.append(iterations(loop, batch, cycles, arms, rounds))
     name = f"{loop.name}-batch{batch}-step{step_ms}ms"
-    for metric, of_metric in taken.items():
-        base = float(np.median(np.concatenate(of_metric[OFF])))
-        for arm, of_arm in of_metric.items():
-            values = np.concatenate(of_arm)
-            ratios = Summary.of((values / base).tolist())
-            yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values.tolist()), ratios)
+    for clock, metric in (("host_us", "iteration_us"),) if cycles else zip(CLOCKS, CLOCKS, strict=True):
+        taken = [server[clock] for server in servers]
+        values = {arm: np.concatenate([us for turns in taken for of, us in turns if of == arm]) for arm in arms}
+        base = float(np.median(values[OFF]))
+        for arm in arms:
+            ratios = Summary.of((values[arm] / base).tolist())
+            yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values[arm].tolist()), ratios)
             if arm != OFF:
-                added = [np.median(mine) - np.median(off) for mine, off in zip(of_arm, of_metric[OFF], strict=True)]
+                added = [us for turns in taken for us in added_by(arm, turns)]
                 yield Row(name, TOKENS_PER_BLOCK, arm, ADDED[metric], Summary.of(added))
 
 
-def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, Segments]:
+def added_by(arm: str, turns: Taken) -> Iterator[float]:
+    """A turn beside those without fixes before and after it."""
+    middles = [float(np.median(us)) for _, us in turns]
+    for at in range(1, len(turns) - 1):
+        if turns[at][0] == arm:
+            yield middles[at] - (middles[at - 1] + middles[at + 1]) / 2
+
+
+def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], rounds: int) -> dict[str, Taken]:
     """Microseconds between forward steps of one server, whose arm changes while it runs, by each clock."""
-    measured = segments * len(arms) * SEGMENT
+    turns = Turns(arms, rounds)
+    measured = len(turns.order) * TURN
     steps = LED_IN + measured
     tokens = PROMPT + steps + TOKENS_PER_BLOCK
     cache = {"max_tokens": batch * (tokens + TOKENS_PER_BLOCK), "enable_block_reuse": False}
@@ -127,7 +133,6 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segment
     args["max_num_tokens"] = batch * PROMPT  # all prompts in one step: from then on every step has the whole batch
     args |= {"lora_config": {"max_loras": batch}} if loop.has_lora else {}
     server = Server(args, response_s_max=120)
-    turns = Turns(arms)
     begun: dict[str, list[int]] = {metric: [] for metric in CLOCKS}
     sizes: list[int] = []  # of the batches
     engine = server.executor.model_engine
@@ -135,7 +140,7 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segment
 
     def timed(inputs: dict[str, Any], attn_metadata: Any) -> Any:
         step = len(sizes) - LED_IN
-        if step >= 0 and step % SEGMENT == 0:
+        if step >= 0 and step % TURN == 0:
             turns.next()
         sizes.append(len(attn_metadata.request_ids))
         for metric, clock in CLOCKS.items():
@@ -180,28 +185,27 @@ def make_it_compute(engine: Any, cycles: int, *, in_graph: bool) -> None:
 
 
 class Turns:
-    """The arms in turn, each applied in the middle of the loop; every second round goes backwards."""
+    """The arms in turn, each applied in the middle of the loop, and the loop without fixes before and after each."""
 
-    def __init__(self, arms: Sequence[str]) -> None:
-        self._order = [*arms, *reversed(arms)]
-        self._taken: list[str] = []
+    def __init__(self, arms: Sequence[str], rounds: int) -> None:
+        fixed = [arm for arm in arms if arm != OFF]
+        back_and_forth = [arm for number in range(rounds) for arm in (fixed if number % 2 == 0 else reversed(fixed))]
+        self.order = [OFF, *(arm for each in back_and_forth for arm in (each, OFF))]
+        self._left = iter(self.order)
         self._now = ExitStack()
 
     def next(self) -> None:
         self._now.close()
-        arm = self._order[len(self._taken) % len(self._order)]
-        self._taken.append(arm)
+        arm = next(self._left, OFF)  # requests go on a little behind the last turn
         self._now.enter_context(applied(arm))
 
     def close(self) -> None:
         self._now.close()
 
-    def sort(self, spent_us: Any) -> Segments:
-        taken: Segments = {}
-        whole = (len(spent_us) + 1) // SEGMENT
-        for index, arm in enumerate(self._taken[:whole]):
-            taken.setdefault(arm, []).append(spent_us[index * SEGMENT + LEFT_OUT : (index + 1) * SEGMENT - 1])
-        return taken
+    def sort(self, spent_us: Any) -> Taken:
+        return [
+            (arm, spent_us[number * TURN + LEFT_OUT : (number + 1) * TURN - 1]) for number, arm in enumerate(self.order)
+        ]
 
 
 def needed() -> tuple[str, ...]:
