@@ -4,6 +4,7 @@
 #include "hostrace/driver.h"
 #include "hostrace/driver_api.h"
 #include "hostrace/graphs.h"
+#include "hostrace/host_memory.h"
 #include "hostrace/kernels.h"
 #include "hostrace/order.h"
 #include "hostrace/ranges.h"
@@ -20,6 +21,7 @@ struct Calls {
           streams(driver),
           order(driver),
           kernels(driver),
+          host_memory(driver),
           graphs(driver, kernels, ranges) {}
 
     void on_call(std::uint32_t number, const cupti::CallbackData& data);
@@ -30,6 +32,7 @@ struct Calls {
     Streams streams;
     Order order;
     Kernels kernels;
+    HostMemory host_memory;
     Graphs graphs;
 };
 

@@ -38,6 +38,7 @@ struct Driver {
         find(stream_flags, "cuStreamGetFlags", optional);
         find(pointer_attribute, "cuPointerGetAttribute", optional);
         find(kernel_param, "cuKernelGetParamInfo", optional);
+        find(allocation_properties, "cuMemGetAllocationPropertiesFromHandle", optional);
         return missing;
     }
 
@@ -60,6 +61,7 @@ struct Driver {
     Call<cuda::Handle, cuda::Handle*> event_node = nullptr;
     Call<cuda::Handle, unsigned*> stream_flags = nullptr;
     Call<void*, int, cuda::Address> pointer_attribute = nullptr;
+    Call<cuda::AllocationProperties*, std::uint64_t> allocation_properties = nullptr;
     // What an older driver lacks, so that these are not watched.
     const char* without_kernels = nullptr;
     const char* without_graphs = nullptr;

@@ -23,6 +23,9 @@ inline constexpr int kMemoryHost = 1;
 inline constexpr int kMemoryUnified = 4;
 inline constexpr int kOrderDuringCall = 2;
 inline constexpr int kOperandPointer = 1;
+inline constexpr int kPlaceOfHost = 2, kPlaceOfHostEnd = 5;  // kinds of host memory, by node or not
+inline constexpr int kAllocationManaged = 2;
+inline constexpr int kAccessBoth = 3;
 inline constexpr std::uintptr_t kLegacyStream = 1;
 inline constexpr std::uintptr_t kThreadStream = 2;
 inline constexpr std::uintptr_t kParamBuffer = 1;
@@ -67,6 +70,19 @@ struct Copy3d {
 
 struct Location {
     int type, id;
+};
+
+// What an allocation, or the beginning of what a pool, is made with.
+struct AllocationProperties {
+    int type, handle_types;
+    Location location;
+    void* meta;
+    unsigned char flags[8];
+};
+
+struct Access {
+    Location location;
+    int flags;
 };
 
 struct BatchAttributes {
