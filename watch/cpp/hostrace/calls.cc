@@ -386,6 +386,18 @@ void launch_extended(const Call& call, const cuda::LaunchConfig* config, cuda::H
     }
 }
 
+void graph_add_node(const Call& call, const cuda::Handle* result, cuda::Handle graph, const cuda::Handle* /*others*/,
+                    const void* /*edges*/, std::size_t /*count*/, const cuda::NodeParams* params) {
+    call.parts.graphs.added(*result, graph, *params);
+}
+
+void graph_add_node_v1(const Call& call, const cuda::Handle* result, cuda::Handle graph, const cuda::Handle* others,
+                       std::size_t count, const cuda::NodeParams* params) {
+    graph_add_node(call, result, graph, others, nullptr, count, params);
+}
+
+void graph_forget(const Call& call, cuda::Handle graph) { call.parts.graphs.forget(graph); }
+
 void graph_instantiate(const Call& call, cuda::Handle* result, cuda::Handle graph) {
     call.parts.graphs.instantiated(*result, graph);
 }
@@ -402,6 +414,7 @@ void graph_launch(const Call& call, cuda::Handle executable, cuda::Handle stream
     for (cuda::Handle event : ends.events) {
         event_record(call, event, stream);
     }
+    count(call.parts.watch.counts.unread_bodies, ends.unread_bodies ? 1 : 0);
     if (ends.with_host) {
         count(call.parts.watch.counts.own_order);
         host_function(call, stream);

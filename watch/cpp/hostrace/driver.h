@@ -35,6 +35,7 @@ struct Driver {
         find(child_graph, "cuGraphChildGraphNodeGetGraph", without_graphs);
         const char* optional = nullptr;
         find(event_node, "cuGraphEventRecordNodeGetEvent", optional);
+        find(any_node, "cuGraphNodeGetParams", optional);
         find(stream_flags, "cuStreamGetFlags", optional);
         find(pointer_attribute, "cuPointerGetAttribute", optional);
         find(kernel_param, "cuKernelGetParamInfo", optional);
@@ -59,6 +60,7 @@ struct Driver {
     Call<cuda::Handle, cuda::KernelNode*> kernel_node = nullptr;
     Call<cuda::Handle, cuda::Handle*> child_graph = nullptr;
     Call<cuda::Handle, cuda::Handle*> event_node = nullptr;
+    Call<cuda::Handle, cuda::NodeParams*> any_node = nullptr;
     Call<cuda::Handle, unsigned*> stream_flags = nullptr;
     Call<void*, int, cuda::Address> pointer_attribute = nullptr;
     Call<cuda::AllocationProperties*, std::uint64_t> allocation_properties = nullptr;

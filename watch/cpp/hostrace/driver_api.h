@@ -40,7 +40,8 @@ enum NodeType : int {
     kNodeRecordEvent = 7,
     kNodeSignalSemaphore = 8,
     kNodeWaitSemaphore = 9,
-    kNodeMemOps = 12
+    kNodeMemOps = 12,
+    kNodeConditional = 13
 };
 
 struct Copy2d {
@@ -130,6 +131,14 @@ struct CopyNode {
     Copy3d copy;
 };
 
+struct ConditionalNode {
+    unsigned long long handle;
+    int type;
+    unsigned bodies_count;
+    Handle* bodies;  // graphs, which the driver keeps for as long as the node lives
+    Handle context;
+};
+
 struct LaunchAttribute {
     int id;
     Handle event;  // of those that record one
@@ -152,6 +161,7 @@ struct NodeParams {
         CopyNode copy;
         MemsetNode memset;
         Handle graph;
+        ConditionalNode conditional;
     };
     long long reserved2;
 };

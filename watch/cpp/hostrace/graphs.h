@@ -68,6 +68,18 @@ class Graphs {
         executables_.erase(executable);
     }
 
+    // The driver tells the bodies of a conditional node to whom adds it; newer ones tell them again.
+    void added(cuda::Handle node, cuda::Handle graph, const cuda::NodeParams& params) {
+        if (params.type == cuda::kNodeConditional) {
+            const std::lock_guard held(mutex_);
+            bodies_[graph][node] = bodies_of(params);
+        }
+    }
+    void forget(cuda::Handle graph) {
+        const std::lock_guard held(mutex_);
+        bodies_.erase(graph);
+    }
+
     bool with_host(cuda::Handle executable) {
         const std::lock_guard held(mutex_);
         const auto found = executables_.find(executable);
@@ -78,6 +90,7 @@ class Graphs {
     // What a launch of it means to others. Where the host takes part, nodes may be ordered by it, and none is guarded.
     struct Ends {
         bool with_host = false;
+        bool unread_bodies = false;
         std::vector<cuda::Handle> events;  // that it records
     };
     Ends launched(cuda::Handle executable, Enqueued& behind) {
@@ -89,6 +102,7 @@ class Graphs {
         }
         for (const Node& node : found->second) {
             ends.with_host = ends.with_host || node.with_host;
+            ends.unread_bodies = ends.unread_bodies || node.unread_bodies;
             ends.events.insert(ends.events.end(), node.events.begin(), node.events.end());
         }
         if (ends.with_host) {
@@ -113,7 +127,9 @@ class Graphs {
         bool with_host = false;
         std::vector<cuda::Handle> events;
         bool enabled = true;
+        bool unread_bodies = false;
     };
+    using Bodies = std::vector<cuda::Handle>;  // graphs
 
     std::vector<Node> read(cuda::Handle graph) {
         std::size_t count = 0;
@@ -127,13 +143,14 @@ class Graphs {
         std::vector<Node> nodes;
         nodes.reserve(count);
         for (cuda::Handle handle : handles) {
-            nodes.push_back(read_node(handle));
+            nodes.push_back(read_node(graph, handle));
         }
         return nodes;
     }
 
-    Node read_node(cuda::Handle handle) {
-        Node node{handle, {}, false, {}, true};
+    Node read_node(cuda::Handle graph, cuda::Handle handle) {
+        Node node;
+        node.handle = handle;
         int type = -1;
         if (driver_.node_type(handle, &type) != cuda::kSuccess) {
             return node;
@@ -150,6 +167,9 @@ class Graphs {
                 break;
             case cuda::kNodeGraph:
                 read_child(node);
+                break;
+            case cuda::kNodeConditional:
+                read_bodies(graph, node);
                 break;
             case cuda::kNodeRecordEvent: {
                 cuda::Handle event = nullptr;
@@ -176,11 +196,40 @@ class Graphs {
         if (driver_.child_graph(node.handle, &graph) != cuda::kSuccess) {
             return;
         }
+        take_in(node, graph);
+    }
+    void take_in(Node& node, cuda::Handle graph) {
         for (Node& inner : read(graph)) {
             node.sides.insert(node.sides.end(), inner.sides.begin(), inner.sides.end());
             node.events.insert(node.events.end(), inner.events.begin(), inner.events.end());
             node.with_host = node.with_host || inner.with_host;
+            node.unread_bodies = node.unread_bodies || inner.unread_bodies;
         }
+    }
+    void read_bodies(cuda::Handle graph, Node& node) {
+        const Bodies bodies = bodies_of(graph, node.handle);
+        node.unread_bodies = bodies.empty();
+        for (cuda::Handle body : bodies) {
+            take_in(node, body);
+        }
+        for (Side& side : node.sides) {
+            side.kind = side.kind == Kind::graph_copy     ? Kind::conditional_copy
+                        : side.kind == Kind::graph_memset ? Kind::conditional_memset
+                                                          : side.kind;
+        }
+    }
+    Bodies bodies_of(cuda::Handle graph, cuda::Handle node) {
+        cuda::NodeParams params{};
+        if (driver_.any_node != nullptr && driver_.any_node(node, &params) == cuda::kSuccess) {
+            return bodies_of(params);
+        }
+        const std::lock_guard held(mutex_);
+        const auto found = bodies_.find(graph);
+        return found == bodies_.end() ? Bodies{} : found->second[node];
+    }
+    static Bodies bodies_of(const cuda::NodeParams& params) {
+        const cuda::ConditionalNode& node = params.conditional;
+        return node.bodies == nullptr ? Bodies{} : Bodies(node.bodies, node.bodies + node.bodies_count);
     }
     template <typename Params>
     Sides answered(cuda::Result (*ask)(cuda::Handle, Params*), cuda::Handle node) {
@@ -218,6 +267,8 @@ class Graphs {
     const Ranges& ranges_;
     std::mutex mutex_;
     std::unordered_map<cuda::Handle, std::vector<Node>> executables_;
+    // Of the conditional nodes of graphs that are alive.
+    std::unordered_map<cuda::Handle, std::unordered_map<cuda::Handle, Bodies>> bodies_;
 };
 
 }  // namespace hostrace

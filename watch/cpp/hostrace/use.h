@@ -46,8 +46,19 @@ struct Shape {
     std::uintptr_t first_in(std::uintptr_t from, std::uintptr_t to) const;
 };
 
-// A promised copy should have read its source when the call returned.
-enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel, promised_copy };
+// A promised copy should have read its source when the call returned. What stands in the body of a conditional node may
+// not run at all.
+enum class Kind : std::uint8_t {
+    copy,
+    memset,
+    kernel,
+    graph_copy,
+    graph_memset,
+    graph_kernel,
+    promised_copy,
+    conditional_copy,
+    conditional_memset
+};
 enum class Access : std::uint8_t { read, write, give_back };
 // How sure a race is: the use was not over; it was, but nobody could know; or there may be an order that is not known.
 enum class Grade : std::uint8_t { race, unordered, possible };
@@ -60,6 +71,10 @@ struct Side {
     // Range and direction are known: a touch is a race, not only a possible one. Else it begins there, and may go on.
     bool certain = true;
 
+    bool doubtful() const {
+        return !certain || kind == Kind::promised_copy || kind == Kind::conditional_copy ||
+               kind == Kind::conditional_memset;
+    }
     bool forbids(Access access) const { return device_writes || access != Access::read; }
 };
 
@@ -104,7 +119,7 @@ struct Use : Side {
     bool perhaps_observed() const { return order <= seen->perhaps.load(std::memory_order_relaxed); }
     // Of a touch that it forbids. The use may have ended, and somebody may have observed that, since it was looked at.
     Grade grade() const {
-        if (!certain || kind == Kind::promised_copy) {
+        if (doubtful()) {
             return Grade::possible;
         }
         if (!finished()) {

@@ -79,7 +79,7 @@ void Watcher::observed() {
         }
         Verdict verdict;
         verdict.answer = Answer::race;
-        verdict.grade = use.kind == Kind::promised_copy || use.perhaps_observed() ? Grade::possible : Grade::unordered;
+        verdict.grade = use.doubtful() || use.perhaps_observed() ? Grade::possible : Grade::unordered;
         verdict.use = use;
         verdict.at = bytes.begin;
         Frames frames;

@@ -35,6 +35,7 @@ struct FakeDriver {
     inline static std::vector<std::pair<cuda::Handle, std::uint32_t>> written;
     inline static volatile std::uint32_t* word = nullptr;  // of the stream that wrote last
     inline static std::array<std::size_t, 2> parameter_bytes{};
+    inline static Words<6> conditional{};
     static constexpr Word kAllocationOfHost = 0x11, kAllocationOfDevice = 0x22;
 
     static Driver made() {

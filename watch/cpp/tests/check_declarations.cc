@@ -14,6 +14,7 @@ namespace {
 // cuda.h gives the older names to the newer calls; we mean what we write.
 #undef cuMemcpyBatchAsync
 #undef cuMemcpy3DBatchAsync
+#undef cuGraphAddNode
 #undef cuStreamWaitValue32
 #undef cuStreamWaitValue64
 #undef cuStreamWriteValue32
@@ -77,6 +78,9 @@ static_assert(sizeof(cuda::KernelNode) == sizeof(CUDA_KERNEL_NODE_PARAMS));
 SAME(cuda::NodeParams, kernel.params, CUgraphNodeParams, kernel.kernelParams);
 SAME(cuda::NodeParams, copy.copy, CUgraphNodeParams, memcpy.copyParams);
 SAME(cuda::NodeParams, memset.width, CUgraphNodeParams, memset.width);
+SAME(cuda::NodeParams, conditional.bodies, CUgraphNodeParams, conditional.phGraph_out);
+SAME(cuda::NodeParams, conditional.bodies_count, CUgraphNodeParams, conditional.size);
+static_assert(int{cuda::kNodeConditional} == int{CU_GRAPH_NODE_TYPE_CONDITIONAL});
 SAME(cuda::NodeParams, graph, CUgraphNodeParams, graph.graph);
 static_assert(sizeof(cuda::NodeParams) == sizeof(CUgraphNodeParams));
 SAME(cuda::LaunchConfig, stream, CUlaunchConfig, hStream);
@@ -164,6 +168,10 @@ TAKES(launch_cooperative, 3, cuLaunchCooperativeKernel, kernelParams);
 TAKES(launch_extended, 0, cuLaunchKernelEx, config);
 TAKES(launch_extended, 3, cuLaunchKernelEx, extra);
 TAKES(graph_launch, 1, cuGraphLaunch, hStream);
+TAKES(graph_add_node, 1, cuGraphAddNode_v2, hGraph);
+TAKES(graph_add_node, 5, cuGraphAddNode_v2, nodeParams);
+TAKES(graph_add_node_v1, 4, cuGraphAddNode, nodeParams);
+TAKES(graph_forget, 0, cuGraphDestroy, hGraph);
 TAKES(graph_instantiate, 1, cuGraphInstantiateWithFlags, hGraph);
 TAKES(graph_instantiate, 1, cuGraphInstantiateWithParams, hGraph);
 TAKES(graph_update, 1, cuGraphExecUpdate_v2, hGraph);

@@ -24,6 +24,7 @@ NUMBERS = (
     "own_order",
     "shared_pages",
     "digested",
+    "unread_bodies",
 )
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames on the driver's side of a call do not show the caller.
