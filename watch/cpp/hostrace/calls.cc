@@ -31,6 +31,7 @@ StreamKey Call::key(cuda::Handle stream) const {
     } else if (number(stream) == cuda::kThreadStream || (per_thread && stream == nullptr)) {
         key.stream = reinterpret_cast<cuda::Handle>(cuda::kThreadStream);
         key.thread = self().id;
+        parts.thread_end.ask(&parts);
     }
     return key;
 }
@@ -497,6 +498,14 @@ constexpr Table table() {
 }
 
 }  // namespace
+
+void Calls::on_thread_end() {
+    if (watch.guard.ended()) {
+        return;  // in a child, where a thread that is not here may have held the locks
+    }
+    streams.forget_thread(self().id);
+    order.forget_thread(self().id);
+}
 
 void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
     static constexpr Table kTable = table();

@@ -9,6 +9,7 @@
 #include "hostrace/order.h"
 #include "hostrace/ranges.h"
 #include "hostrace/streams.h"
+#include "hostrace/thread_end.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -34,6 +35,11 @@ struct Calls {
     Kernels kernels;
     HostMemory host_memory;
     Graphs graphs;
+    // A thread takes its own default streams along.
+    ThreadEnd thread_end{[](void* calls) { static_cast<Calls*>(calls)->on_thread_end(); }};
+
+  private:
+    void on_thread_end();
 };
 
 }  // namespace hostrace

@@ -1,6 +1,8 @@
 // Each call of the driver by its number: which bytes of the host it uses, and how.
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "calls_test.h"
 
 namespace hostrace {
@@ -305,6 +307,17 @@ TEST_F(CallsTest, EachThreadHasItsOwnDefaultStream) {
     EXPECT_EQ(stream_of(306, reinterpret_cast<cuda::Handle>(2)), 2U);
     EXPECT_EQ(stream_of(418, none), 2U);
     EXPECT_EQ(stream_of(418, stream_), reinterpret_cast<std::uint64_t>(stream_));
+}
+
+TEST_F(CallsTest, ThreadsThatEndGiveTheWordsOfTheirStreamsBack) {
+    const std::uint64_t before = watch_->counts.unwatched_streams;
+    for (int threads = 0; threads < 3000; ++threads) {
+        std::thread([&] {
+            told(418, kDevice, kHost, std::size_t{10}, cuda::Handle{});
+            expect_use(kHost, 10, false, Kind::copy);  // it is over then
+        }).join();
+    }
+    EXPECT_EQ(watch_->counts.unwatched_streams, before);
 }
 
 TEST_F(CallsTest, WaitingForTheDeviceOpensWhatHasEnded) {
