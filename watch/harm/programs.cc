@@ -677,6 +677,26 @@ PROGRAM(interrupts_that_touch_neighbours) {
     std::printf("ticked\n");
     return 0;
 }
+// Where there are some; of the usual ones elsewhere.
+PROGRAM(registered_large_pages) {
+    constexpr std::size_t bytes = std::size_t{4} << 20;
+    const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
+    void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_HUGETLB, -1, 0);
+    made = made != MAP_FAILED ? made : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, anonymous, -1, 0);
+    auto* memory = static_cast<char*>(made);
+    Cuda cuda;
+    cuda.pin(memory, bytes);
+    const Pair pair(SOCK_STREAM);
+    for (std::size_t at = 0; at < bytes; at += bytes / 8) {
+        cuda.close();
+        cuda.fetch(memory + at, kPage);
+        memory[(at + bytes / 4) % bytes] = 1;
+        pair.wake();
+        say("read", read(pair.ends[0], memory + (at + 2 * kPage) % bytes, 4));
+        cuda.finish();
+    }
+    return 0;
+}
 PROGRAM(threads_share_pages_and_keep_their_bytes) {
     Cuda cuda;
     char* memory = cuda.pinned(kPage);

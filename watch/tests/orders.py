@@ -24,6 +24,7 @@ from watch.gpu.driver import (
 from watch.gpu.planted_graphs import captured, executable
 
 ROUNDS = 20
+MAP_HUGETLB = 0x40000
 SIZES = (4, 4096, 1 << 16)
 RACY: dict[str, Callable[[Driver], None]] = {}
 CLEAN: dict[str, Callable[[Driver], None]] = {}
@@ -493,6 +494,26 @@ def copies_between_peers(cuda: Driver) -> None:
         host[0] += 1
 
 
+def in_large_pages(at: int) -> Program:
+    """A touch of byte `at`, while a copy reads the first page's worth of a page of 2 MiB."""
+
+    def run(cuda: Driver) -> None:
+        memory = mmap.mmap(-1, GRANULE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
+        address = c.addressof(c.c_char.from_buffer(memory))
+        cuda("cuMemHostRegister_v2", Handle(address), Size(GRANULE), 0)
+        host = (c.c_ubyte * 4096).from_address(address)
+        for _ in range(ROUNDS):
+            send(cuda, host)
+            idle(cuda)
+            memory[at] = (memory[at] + 1) % 256
+            cuda.synchronize()
+
+    return run
+
+
+LARGE = {"inside_in_large_pages": in_large_pages(77), "beside_in_large_pages": in_large_pages(1 << 20)}
+
+
 @into(CLEAN)
 def node_that_is_disabled(cuda: Driver) -> None:
     host, nodes, count = cuda.pinned(4096), (Handle * 1)(), Size(1)
@@ -520,5 +541,5 @@ def never_waits(cuda: Driver) -> None:
 
 
 if __name__ == "__main__":
-    {**RACY, **CLEAN, **MAYBE}[sys.argv[1]](Driver())
+    {**RACY, **CLEAN, **MAYBE, **LARGE}[sys.argv[1]](Driver())
     os._exit(0)

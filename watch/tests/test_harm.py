@@ -70,6 +70,7 @@ CASES = [
     "numbers_of_its_files",
     "raw_call_beside_registered_memory",
     "readv_of_many_parts",
+    "registered_large_pages",
     "register_beside_registered_memory",
     "sandbox_that_kills_for_rare_calls",
     "server_with_a_thread_for_signals",

@@ -82,9 +82,13 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     Thread& thread = self();
     if (watch->guard.locked_by_me()) {
         // A handler of the program interrupted us at our books. Waiting for ourselves would never end: open the page.
-        const std::uintptr_t page = address & ~(Guard::kPage - 1);
         count(watch->counts.dropped);
-        return mprotect(reinterpret_cast<void*>(page), Guard::kPage, PROT_READ | PROT_WRITE) == 0;
+        const auto opened = [&](std::uintptr_t page) {
+            void* const begin = reinterpret_cast<void*>(address & ~(page - 1));
+            return mprotect(begin, page, PROT_READ | PROT_WRITE) == 0;
+        };
+        const std::uintptr_t large = watch->guard.large_page();
+        return opened(kPageSize) || (large != 0 && opened(large));
     }
     const bool writes = (context.uc_mcontext.gregs[REG_ERR] & kWriteFault) != 0;
     const Access access = writes ? Access::write : Access::read;
@@ -98,7 +102,8 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
             return true;
         case Answer::step:
             if (!stepping_works || thread.steps == thread.stepping.size()) {
-                static_cast<void>(watch->guard.give_back(address & ~(Guard::kPage - 1), Guard::kPage));
+                static_cast<void>(watch->guard.give_back(verdict.opening.pages.begin,
+                                                         verdict.opening.pages.end - verdict.opening.pages.begin));
                 watch->guard.close(verdict.opening);
                 return true;
             }

@@ -1,6 +1,10 @@
 // One asynchronous use of pinned host memory by the device.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -17,14 +21,21 @@ struct Span {
     bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
 };
 
-constexpr std::uintptr_t kPageSize = 4096;
+// On aarch64 it is the kernel's choice, 4 or 64 KiB.
+#if defined(__x86_64__)
+inline constexpr std::uintptr_t kPageSize = 4096;
+#else
+inline const auto kPageSize = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+#endif
+// Of pools of large pages, which are protected as a whole or not at all.
+inline constexpr std::array<std::uintptr_t, 2> kLargePageSizes{std::uintptr_t{2} << 20, std::uintptr_t{1} << 30};
 
 // Pages that hold any of the bytes, or nothing but them.
-constexpr Span pages_around(Span span) {
-    return {span.begin & ~(kPageSize - 1), (span.end + kPageSize - 1) & ~(kPageSize - 1)};
+inline Span pages_around(Span span, std::uintptr_t page = kPageSize) {
+    return {span.begin & ~(page - 1), (span.end + page - 1) & ~(page - 1)};
 }
-constexpr Span pages_inside(Span span) {
-    const Span inside{(span.begin + kPageSize - 1) & ~(kPageSize - 1), span.end & ~(kPageSize - 1)};
+inline Span pages_inside(Span span, std::uintptr_t page = kPageSize) {
+    const Span inside{(span.begin + page - 1) & ~(page - 1), span.end & ~(page - 1)};
     return inside.begin < inside.end ? inside : Span{};
 }
 
@@ -94,8 +105,17 @@ struct Seen {
 };
 
 struct Use : Side {
-    // Pages outside of it hold memory of others, too, and are not protected for this use.
+    // Pages that are not wholly in it hold memory of others, too, and are not protected for this use.
     Span whole{0, ~std::uintptr_t{0}};
+    bool registered = false;          // by the program, which may have taken it from a pool of large pages
+    std::uintptr_t page = kPageSize;  // the size of its pages
+
+    Span pages() const {
+        const Span around = pages_around({shape.begin, shape.end()}, page);
+        const Span inside = pages_inside(whole, page);
+        const Span both{std::max(around.begin, inside.begin), std::min(around.end, inside.end)};
+        return both.begin < both.end ? both : Span{};
+    }
     Mark ends;
     // The device waits for the host until then: whoever touches before that is ordered before the use.
     Mark begins;

@@ -286,6 +286,29 @@ TEST_F(CallsTest, CopiesBetweenPeersHaveSeldomASideOfTheHosts) {
     }
 }
 
+TEST_F(CallsTest, LargePagesAreProtectedAsAWhole) {
+    constexpr std::uintptr_t page = kLargePageSizes.front(), begin = std::uintptr_t{1} << 34U;
+    pages_.large_pages = {begin, begin + 4 * page};
+    told(301, begin + page, 2 * page, 0U);
+    told(301, begin + kPage, 8 * kPage, 0U);  // a part of a large page: what is there is compared
+    told(306, kDevice, begin + page + 100, std::size_t{10}, stream_);
+    EXPECT_EQ(pages_.of(begin + 2 * page - 1), Protection::read_only);
+    EXPECT_EQ(pages_.of(begin + 2 * page), Protection::open);
+    Verdict beside = watch_->guard.touch(begin + 2 * page - 8, 1, Access::write);
+    EXPECT_EQ(beside.answer, Answer::step);
+    EXPECT_EQ(beside.opening.pages, (Span{begin + page, begin + 2 * page}));
+    EXPECT_EQ(pages_.of(begin + page), Protection::open);
+    watch_->guard.close(beside.opening);
+    EXPECT_EQ(pages_.of(begin + page), Protection::read_only);
+    expect_use(begin + page + 100, 10, false, Kind::copy);
+    EXPECT_TRUE(pages_.all_open());
+    const std::uint64_t dropped = watch_->counts.dropped;
+    told(306, kDevice, begin + 2 * kPage, std::size_t{10}, stream_);
+    EXPECT_TRUE(pages_.all_open());
+    expect_use(begin + 2 * kPage, 10, false, Kind::copy);
+    EXPECT_EQ(watch_->counts.dropped, dropped);
+}
+
 TEST_F(CallsTest, WhatFailsOrIsCapturedEnqueuesNothing) {
     tell(cupti::kExit, 700, 306, kDevice, kHost, std::size_t{10}, stream_);
     tell(cupti::kEnter, 0, 306, kDevice, kHost, std::size_t{10}, stream_);
