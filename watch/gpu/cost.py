@@ -22,7 +22,7 @@ from watch.gpu.table import table
 
 ARMS = ("plain", "callback", "flag", "pages", "watched")
 FIELDS = ("commit", "cores", "arm", "measure", "figure", "median_us", "rounds")
-LIMIT_STEP, LIMIT_COPY_US, LIMIT_LAUNCH_US = 1.05, 3.0, 0.5
+LIMIT_STEP, LIMIT_COPY_US, LIMIT_LAUNCH_US, LIMIT_BOOKS_US = 1.05, 3.0, 0.5, 20.0
 
 Figures = dict[tuple[str, str, str], list[float]]  # by arm, measure and figure
 
@@ -112,6 +112,8 @@ def verdict(figures: Figures) -> bool:
         if measure.startswith("copy"):
             protects = (us["pages"] - us["flag"], of["watched", measure, "mprotect_twice_us"])
             limit = max(protects) + LIMIT_COPY_US
+        elif measure.startswith("unwaited"):
+            limit = of["watched", measure, "mprotect_twice_us"] + LIMIT_BOOKS_US
         elif measure == "decode":
             limit = (LIMIT_STEP - 1) * us["plain"]
         bad |= added > limit

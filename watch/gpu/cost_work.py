@@ -1,12 +1,14 @@
 """One process whose calls cost.py measures: a line of its input names a measure, a line of its output has the figures.
 
-A guarded copy is the call, its share of the wait, and the write into its buffer behind it. An unguarded call is the
-launch of a kernel. The decode step writes 20 small pinned buffers, copies them to the device, launches 10 ms of kernels
-and waits. A graph is launched and waited for: of kernels that do almost nothing, and of as many that take 10 ms.
+A guarded copy is the call, its share of the wait, and the write into its buffer behind it; an unwaited one is the call
+alone, in a program that never waits. An unguarded call is the launch of a kernel. The decode step writes 20 small
+pinned buffers, copies them to the device, launches 10 ms of kernels and waits. A graph is launched and waited for: of
+kernels that do almost nothing, and of as many that take 10 ms.
 """
 
 import ctypes as c
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from watch.gpu.planted_graphs import captured, executable
 SIZES = (256, 4096, 65_536, 1 << 20)
 AT_ONCE = (1, 20, 200)
 PAUSE_S = 0.001
+PAGE = 4096
 SAMPLES = 200  # copies in one figure
 LAUNCHES = 500
 COPIES, KERNELS, STEP_MS, STEPS = 20, 100, 10.0, 20
@@ -29,6 +32,7 @@ MEASURES = (
     *(f"copy {bytes_} {at_once} 0" for bytes_ in SIZES for at_once in AT_ONCE),
     *(f"copy {bytes_} 1 1" for bytes_ in SIZES),
     "launch",
+    "unwaited 6000",
 )  # and "decode CYCLES", where "cycles KERNELS" says how many a kernel spins
 GRAPH_MEASURES = tuple(f"graph {nodes}" for nodes in NODES)  # and "graph_step CYCLES"
 
@@ -48,6 +52,7 @@ class Work:
         measures: dict[str, Callable[..., dict[str, float]]] = {
             "copy": self.copy,
             "launch": self.launch,
+            "unwaited": self.unwaited,
             "cycles": self.cycles,
             "decode": self.decode,
             "graph": self.graph,
@@ -80,6 +85,21 @@ class Work:
         begins = (Handle * at_once)(*(c.addressof(buffer) for buffer in buffers))
         protect = median(self.protect_twice_ns(begins, Size(at_once), size) / 1000 for _ in took)
         return {"us": whole, "enqueue_us": enqueue, "wait_us": wait, "write_us": write, "mprotect_twice_us": protect}
+
+    def unwaited(self, copies: int) -> dict[str, float]:
+        """Nobody waits, so the books fill with uses that have ended. The buffers do not lie side by side."""
+        (ring,) = self.buffers(2 * PAGE * copies, 1)
+        begins = [Handle(c.addressof(ring) + 2 * PAGE * at) for at in range(copies)]
+        to, size, stream = self.cuda.device, Size(PAGE), self.cuda.stream
+        begin = time.perf_counter_ns()
+        for source in begins:
+            self.cuda("cuMemcpyHtoDAsync_v2", to, source, size, stream)
+        took = (time.perf_counter_ns() - begin) / copies / 1000
+        with mmap.mmap(-1, 2 * PAGE * copies) as alike:  # the ring is in use
+            first = c.addressof(c.c_char.from_buffer(alike))
+            apart = (Handle * copies)(*(first + 2 * PAGE * at for at in range(copies)))
+            bare = self.protect_twice_ns(apart, Size(copies), size) / 1000
+        return {"us": took, "mprotect_twice_us": bare}
 
     def kernels(self, count: int) -> None:
         device = self.cuda.device.value
