@@ -23,14 +23,14 @@ class Graphs {
     void instantiated(cuda::Handle executable, cuda::Handle graph) {
         std::vector<Node> nodes = read(graph);
         const std::lock_guard held(mutex_);
-        executables_[executable] = std::move(nodes);
+        changed(executable) = std::move(nodes);
     }
 
     // The nodes of the other graph stand in the same order; later calls name those of the first.
     void updated(cuda::Handle executable, cuda::Handle graph) {
         std::vector<Node> nodes = read(graph);
         const std::lock_guard held(mutex_);
-        std::vector<Node>& known = executables_[executable];
+        std::vector<Node>& known = changed(executable);
         for (std::size_t at = 0; at < nodes.size() && nodes.size() == known.size(); ++at) {
             nodes[at].handle = known[at].handle;
         }
@@ -42,7 +42,7 @@ class Graphs {
     void set(cuda::Handle executable, cuda::Handle node, const Params& params) {
         Sides sides = of(params);
         const std::lock_guard held(mutex_);
-        for (Node& known : executables_[executable]) {
+        for (Node& known : changed(executable)) {
             if (known.handle == node) {
                 known.sides = std::move(sides);
                 return;
@@ -53,7 +53,7 @@ class Graphs {
     // A node of a child is not known by its name: all of them are taken for disabled.
     void enable(cuda::Handle executable, cuda::Handle node, bool enabled) {
         const std::lock_guard held(mutex_);
-        std::vector<Node>& nodes = executables_[executable];
+        std::vector<Node>& nodes = changed(executable);
         const auto same = [&](const Node& known) { return known.handle == node; };
         const auto found = std::find_if(nodes.begin(), nodes.end(), same);
         if (found != nodes.end()) {
@@ -80,43 +80,30 @@ class Graphs {
         bodies_.erase(graph);
     }
 
-    bool with_host(cuda::Handle executable) {
-        const std::lock_guard held(mutex_);
-        const auto found = executables_.find(executable);
-        return found != executables_.end() &&
-               std::any_of(found->second.begin(), found->second.end(), [](const Node& node) { return node.with_host; });
-    }
-
     // What a launch of it means to others. Where the host takes part, nodes may be ordered by it, and none is guarded.
     struct Ends {
         bool with_host = false;
         bool unread_bodies = false;
         std::vector<cuda::Handle> events;  // that it records
     };
+    bool with_host(cuda::Handle executable) {
+        const std::lock_guard held(mutex_);
+        const auto found = executables_.find(executable);
+        return found != executables_.end() && found->second.looked_at().ends.with_host;
+    }
     Ends launched(cuda::Handle executable, Enqueued& behind) {
         const std::lock_guard held(mutex_);
         const auto found = executables_.find(executable);
-        Ends ends;
         if (found == executables_.end()) {
-            return ends;
+            return {};
         }
-        for (const Node& node : found->second) {
-            ends.with_host = ends.with_host || node.with_host;
-            ends.unread_bodies = ends.unread_bodies || node.unread_bodies;
-            ends.events.insert(ends.events.end(), node.events.begin(), node.events.end());
-        }
-        if (ends.with_host) {
-            return ends;
-        }
-        for (const Node& node : found->second) {
-            if (!node.enabled) {
-                continue;
-            }
-            for (const Side& side : node.sides) {
+        const Executable& known = found->second.looked_at();
+        for (const std::size_t at : known.guarded) {
+            for (const Side& side : known.nodes[at].sides) {
                 behind.add(side);
             }
         }
-        return ends;
+        return known.ends;
     }
 
   private:
@@ -129,6 +116,40 @@ class Graphs {
         bool enabled = true;
         bool unread_bodies = false;
     };
+    // Most of a thousand nodes use no pinned memory: a launch asks for what the others sum up to.
+    struct Executable {
+        std::vector<Node> nodes;
+        bool current = false;  // what follows
+        Ends ends;
+        std::vector<std::size_t> guarded;
+
+        const Executable& looked_at() {
+            if (current) {
+                return *this;
+            }
+            current = true;
+            ends = {};
+            guarded.clear();
+            for (std::size_t at = 0; at < nodes.size(); ++at) {
+                const Node& node = nodes[at];
+                ends.with_host = ends.with_host || node.with_host;
+                ends.unread_bodies = ends.unread_bodies || node.unread_bodies;
+                ends.events.insert(ends.events.end(), node.events.begin(), node.events.end());
+                if (node.enabled && !node.sides.empty()) {
+                    guarded.push_back(at);
+                }
+            }
+            if (ends.with_host) {
+                guarded.clear();
+            }
+            return *this;
+        }
+    };
+    std::vector<Node>& changed(cuda::Handle executable) {
+        Executable& known = executables_[executable];
+        known.current = false;
+        return known.nodes;
+    }
     using Bodies = std::vector<cuda::Handle>;  // graphs
 
     std::vector<Node> read(cuda::Handle graph) {
@@ -266,7 +287,7 @@ class Graphs {
     Kernels& kernels_;
     const Ranges& ranges_;
     std::mutex mutex_;
-    std::unordered_map<cuda::Handle, std::vector<Node>> executables_;
+    std::unordered_map<cuda::Handle, Executable> executables_;
     // Of the conditional nodes of graphs that are alive.
     std::unordered_map<cuda::Handle, std::unordered_map<cuda::Handle, Bodies>> bodies_;
 };
