@@ -137,7 +137,7 @@ test-cpp: gtest  ## run the C++ tests
 	@$(PY) tools/build_progress.py compiled -- cmake --build build/tests
 	@ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS)
 
-test-aarch64: $(VENV)/.ready  ## compile the C++ tests for aarch64 and run them under QEMU; not part of ci
+test-aarch64: build  ## compile the C++ tests and hostrace for aarch64 and run them under QEMU; not part of ci
 	@JOBS=$(JOBS) integration/dist/aarch64.sh -DKVFIX_WERROR=$(WERROR)
 
 # In environments of their own, so that nothing installed for development can stand in for something that a user lacks.
@@ -282,8 +282,9 @@ ci-python: test-py test-pages test-dist test-mpi test-nixl test-mooncake verify 
 
 ci-native: test-cpp tsan race-control asan fuzz bench-cpp  ## the half of ci that is C++'s
 
+AARCH64_HERE := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 # Weekly in the workflow, and before a release: hours on two cores. What `make ci` does with few examples, seconds and
-# requests, it does with many: state machines, stress, fuzzing, traffic; and mutants, which `make ci` leaves out.
+# requests, it does with many: state machines, stress, fuzzing, traffic; and mutants and aarch64, which `make ci` leaves out.
 ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, traffic and mutants, for hours
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/core tests/offload/test_state_machine.py tests/offload/remote/test_state_machine.py
 	@KVFIX_TRAFFIC_REQUESTS=10000 $(PYTEST) tests/offload/test_stand_in_traffic.py
@@ -291,6 +292,7 @@ ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, 
 	@$(PY) -m tests.engine.long_run --requests 10000
 	@$(MAKE) tsan race-control asan STRESS_SECONDS=600 STRESS_SEED=$(LONG_SEED)
 	@$(MAKE) fuzz FUZZ_SECONDS=1200 FUZZ_SEED=$(LONG_SEED)
+	@$(if $(AARCH64_HERE),$(MAKE) test-aarch64,echo "test-aarch64 is skipped: g++-aarch64-linux-gnu or qemu-user is missing")
 	@$(MAKE) mutants
 
 clean:  ## remove .venv and everything built

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Compile the C++ tests for aarch64 Linux and run them under QEMU: make test-aarch64
+# Compile the C++ tests for aarch64 Linux and run them under QEMU, and the programs that must run as without hostrace:
+# make test-aarch64
 # Debian and Ubuntu: apt install g++-aarch64-linux-gnu qemu-user libgtest-dev
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -19,3 +20,4 @@ cmake -S . -B "$build" "${target[@]}" -DKVFIX_BUILD_TESTS=ON -DKVFIX_KERNELS=OFF
   -DGTest_DIR="$PWD/$build-gtest/installed/lib/cmake/GTest" "$@"
 cmake --build "$build" -- --quiet
 ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${JOBS:-2}"
+PYTHONPATH=.:watch/src python3 -m watch.harm.emulated "$(find "$build" -name libhostrace.so)"

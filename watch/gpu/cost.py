@@ -17,12 +17,12 @@ from statistics import median
 
 from hostrace import launch
 from hostrace.races import read
-from watch.gpu.cost_work import MEASURES
+from watch.gpu.cost_work import KERNELS, MEASURES
 from watch.gpu.table import table
 
 ARMS = ("plain", "callback", "flag", "pages", "watched")
 FIELDS = ("commit", "cores", "arm", "measure", "figure", "median_us", "rounds")
-LIMIT_STEP, LIMIT_COPY_US, LIMIT_LAUNCH_US = 1.05, 3.0, 0.5
+LIMIT_STEP, LIMIT_COPY_US, LIMIT_LAUNCH_US, LIMIT_BOOKS_US = 1.05, 3.0, 0.5, 20.0
 
 Figures = dict[tuple[str, str, str], list[float]]  # by arm, measure and figure
 
@@ -68,12 +68,15 @@ def arms(layers: str, folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def taken(layers: str, rounds: int, folder: Path, measures: list[str], decode: bool) -> Figures:
+def taken(
+    layers: str, rounds: int, of_arms: dict[str, dict[str, str]], measures: list[str], step: tuple[str, int] | None
+) -> Figures:
+    """With `step`, the measure of this name besides, whose kernels, so many, take a step of a decoder."""
     figures: Figures = defaultdict(list)
-    workers = {arm: Worker(layers, variables) for arm, variables in arms(layers, folder).items()}
-    if decode:
-        workers["plain"].ask("cycles")
-        measures = [*measures, f"decode {workers['plain'].answer()['cycles']:.0f}"]
+    workers = {arm: Worker(layers, variables) for arm, variables in of_arms.items()}
+    if step is not None:
+        workers["plain"].ask(f"cycles {step[1]}")
+        measures = [*measures, f"{step[0]} {workers['plain'].answer()['cycles']:.0f}"]
     for measure in measures:  # what is made at the first use is made here, in all of them at once
         for worker in workers.values():
             worker.ask(measure)
@@ -85,7 +88,8 @@ def taken(layers: str, rounds: int, folder: Path, measures: list[str], decode: b
             for arm, worker in workers.items():
                 worker.ask(measure)
                 for figure, value in worker.answer().items():
-                    figures[arm, "decode" if measure.startswith("decode") else measure, figure].append(value)
+                    name = step[0] if step is not None and measure.startswith(f"{step[0]} ") else measure
+                    figures[arm, name, figure].append(value)
     for worker in workers.values():
         worker.end()
     return figures
@@ -108,6 +112,8 @@ def verdict(figures: Figures) -> bool:
         if measure.startswith("copy"):
             protects = (us["pages"] - us["flag"], of["watched", measure, "mprotect_twice_us"])
             limit = max(protects) + LIMIT_COPY_US
+        elif measure.startswith("unwaited"):
+            limit = of["watched", measure, "mprotect_twice_us"] + LIMIT_BOOKS_US
         elif measure == "decode":
             limit = (LIMIT_STEP - 1) * us["plain"]
         bad |= added > limit
@@ -122,6 +128,13 @@ def verdict(figures: Figures) -> bool:
     return bad
 
 
+def clean(folder: Path) -> None:
+    (watched,) = read(folder)
+    print(f"watched: {watched.numbers}, notes {watched.notes}")
+    if watched.races or watched.refused:
+        raise RuntimeError(f"this is no clean program under watch: {watched}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layers", help="layers.cc as a library")
@@ -132,11 +145,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         measures = [each for each in MEASURES if given.only in each]
-        figures = taken(given.layers, given.rounds, folder, measures, given.only in "decode")
-        (watched,) = read(folder)
-        print(f"watched: {watched.numbers}, notes {watched.notes}")
-        if watched.races or watched.refused:
-            raise RuntimeError(f"this is no clean program under watch: {watched}")
+        step = ("decode", KERNELS) if given.only in "decode" else None
+        figures = taken(given.layers, given.rounds, arms(given.layers, folder), measures, step)
+        clean(folder)
     write_rows(given.results, figures, given.rounds)
     return int(verdict(figures))
 

@@ -1,12 +1,14 @@
 """One process whose calls cost.py measures: a line of its input names a measure, a line of its output has the figures.
 
-A guarded copy is the call, its share of the wait, and the write into its buffer behind it. An unguarded call is the
-launch of a kernel. The decode step writes 20 small pinned buffers, copies them to the device, launches 10 ms of kernels
-and waits.
+A guarded copy is the call, its share of the wait, and the write into its buffer behind it; an unwaited one is the call
+alone, in a program that never waits. An unguarded call is the launch of a kernel. The decode step writes 20 small
+pinned buffers, copies them to the device, launches 10 ms of kernels and waits. A graph is launched and waited for: of
+kernels that do almost nothing, and of as many that take 10 ms.
 """
 
 import ctypes as c
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -15,18 +17,24 @@ from statistics import median
 from typing import Any
 
 from watch.gpu.driver import Driver, Handle, Size, Struct
+from watch.gpu.planted_graphs import captured, executable
 
 SIZES = (256, 4096, 65_536, 1 << 20)
 AT_ONCE = (1, 20, 200)
 PAUSE_S = 0.001
+PAGE = 4096
 SAMPLES = 200  # copies in one figure
 LAUNCHES = 500
 COPIES, KERNELS, STEP_MS, STEPS = 20, 100, 10.0, 20
+NODES = (1, 300, 1000, 3000)
+NODES_OF_STEP = 1000
 MEASURES = (
     *(f"copy {bytes_} {at_once} 0" for bytes_ in SIZES for at_once in AT_ONCE),
     *(f"copy {bytes_} 1 1" for bytes_ in SIZES),
     "launch",
-)  # and "decode CYCLES", where "cycles" says how many a kernel spins
+    "unwaited 6000",
+)  # and "decode CYCLES", where "cycles KERNELS" says how many a kernel spins
+GRAPH_MEASURES = tuple(f"graph {nodes}" for nodes in NODES)  # and "graph_step CYCLES"
 
 
 class Work:
@@ -36,6 +44,7 @@ class Work:
         self.protect_twice_ns.restype = c.c_double
         self.cuda.gate.end()
         self.buffers = cache(self._buffers)
+        self.graphs = cache(self._graphs)
         self.function = self.cuda.function("copy_byte_of_struct")
 
     def measure(self, name: str) -> dict[str, float]:
@@ -43,8 +52,11 @@ class Work:
         measures: dict[str, Callable[..., dict[str, float]]] = {
             "copy": self.copy,
             "launch": self.launch,
+            "unwaited": self.unwaited,
             "cycles": self.cycles,
             "decode": self.decode,
+            "graph": self.graph,
+            "graph_step": self.graph_step,
         }
         return measures[kind](*map(int, arguments))
 
@@ -74,20 +86,49 @@ class Work:
         protect = median(self.protect_twice_ns(begins, Size(at_once), size) / 1000 for _ in took)
         return {"us": whole, "enqueue_us": enqueue, "wait_us": wait, "write_us": write, "mprotect_twice_us": protect}
 
-    def launch(self) -> dict[str, float]:
+    def unwaited(self, copies: int) -> dict[str, float]:
+        """Nobody waits, so the books fill with uses that have ended. The buffers do not lie side by side."""
+        (ring,) = self.buffers(2 * PAGE * copies, 1)
+        begins = [Handle(c.addressof(ring) + 2 * PAGE * at) for at in range(copies)]
+        to, size, stream = self.cuda.device, Size(PAGE), self.cuda.stream
+        begin = time.perf_counter_ns()
+        for source in begins:
+            self.cuda("cuMemcpyHtoDAsync_v2", to, source, size, stream)
+        took = (time.perf_counter_ns() - begin) / copies / 1000
+        with mmap.mmap(-1, 2 * PAGE * copies) as alike:  # the ring is in use
+            first = c.addressof(c.c_char.from_buffer(alike))
+            apart = (Handle * copies)(*(first + 2 * PAGE * at for at in range(copies)))
+            bare = self.protect_twice_ns(apart, Size(copies), size) / 1000
+        return {"us": took, "mprotect_twice_us": bare}
+
+    def kernels(self, count: int) -> None:
         device = self.cuda.device.value
         given = Struct(0, device, device + 1, 0)
         params = (Handle * 1)(c.addressof(given))
         shape, none = [c.c_uint(1)] * 6, c.c_uint(0)
         call = self.cuda.library.cuLaunchKernel
-        begin = time.perf_counter_ns()
-        for _ in range(LAUNCHES):
+        for _ in range(count):
             call(self.function, *shape, none, self.cuda.stream, params, None)
+
+    def launch(self) -> dict[str, float]:
+        begin = time.perf_counter_ns()
+        self.kernels(LAUNCHES)
         took = time.perf_counter_ns() - begin
         self.cuda.synchronize()
         return {"us": took / LAUNCHES / 1000}
 
-    def cycles(self) -> dict[str, float]:
+    def _graphs(self, nodes: int) -> Handle:
+        return executable(self.cuda, captured(self.cuda, lambda: self.kernels(nodes)))
+
+    def graph(self, nodes: int) -> dict[str, float]:
+        made = self.graphs(nodes)
+        return launched(lambda: self.cuda("cuGraphLaunch", made, self.cuda.stream), self.cuda.synchronize)
+
+    def graph_step(self, cycles: int) -> dict[str, float]:
+        torch, *_ = decode_room()
+        return launched(step_graph(cycles).replay, torch.cuda.synchronize)
+
+    def cycles(self, kernels: int) -> dict[str, float]:
         """Counts the cycles that a kernel spins so that all of a step take STEP_MS: asked once, since clocks change."""
         torch, *_ = decode_room()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -96,7 +137,7 @@ class Work:
         torch.cuda._sleep(1 << 24)
         end.record()
         torch.cuda.synchronize()
-        return {"cycles": (1 << 24) * STEP_MS / KERNELS / begin.elapsed_time(end)}
+        return {"cycles": (1 << 24) * STEP_MS / kernels / begin.elapsed_time(end)}
 
     def decode(self, cycles: int) -> dict[str, float]:
         torch, buffers, devices = decode_room()
@@ -117,6 +158,29 @@ class Work:
             took.append((end - begin, written - begin, enqueued - written, launched - enqueued, end - launched))
         parts = [median(part) / 1000 for part in zip(*took, strict=True)]
         return dict(zip(("us", "write_us", "enqueue_us", "launch_us", "wait_us"), parts, strict=True))
+
+
+def launched(launch: Callable[[], object], wait: Callable[[], object]) -> dict[str, float]:
+    took = []
+    for _ in range(STEPS):
+        begin = time.perf_counter_ns()
+        launch()
+        returned = time.perf_counter_ns()
+        wait()
+        end = time.perf_counter_ns()
+        took.append((end - begin, returned - begin, end - returned))
+    parts = (median(part) / 1000 for part in zip(*took, strict=True))
+    return dict(zip(("us", "launch_us", "wait_us"), parts, strict=True))
+
+
+@cache
+def step_graph(cycles: int) -> Any:
+    torch, *_ = decode_room()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(NODES_OF_STEP):
+            torch.cuda._sleep(cycles)
+    return graph
 
 
 @cache

@@ -11,6 +11,8 @@ Handle: TypeAlias = c.c_void_p
 Size: TypeAlias = c.c_size_t
 HOST, DEVICE = 1, 2
 ORDER_STREAM, ORDER_DURING_CALL, ORDER_ANY = 1, 2, 3
+PLACE_DEVICE, PLACE_HOST, PLACE_HOST_NUMA = 1, 2, 3
+GRANULE = 2 << 20  # of memory that is mapped
 
 PTX = b"""
 .version 7.0
@@ -58,6 +60,18 @@ class Copy3d(c.Structure):
 
 class Attributes(c.Structure):
     _fields_ = [("order", c.c_int), ("hints", c.c_int * 4), ("flags", c.c_uint)]
+
+
+class Place(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+
+
+class Allocation(c.Structure):
+    _fields_ = [("type", c.c_int), ("handle_types", c.c_int), ("place", Place), ("rest", c.c_ulonglong * 10)]
+
+
+class Access(c.Structure):
+    _fields_ = [("place", Place), ("flags", c.c_int)]
 
 
 class Memset(c.Structure):
@@ -110,6 +124,33 @@ class Driver:
         host = Handle()
         self("cuMemHostAlloc", c.byref(host), Size(bytes_), 3)
         return (c.c_ubyte * bytes_).from_address(host.value or 0)
+
+    def mapped(self, bytes_: int) -> "Any":
+        """The same in host memory that is made first, and then mapped to an address."""
+        room = Size(-(-bytes_ // GRANULE) * GRANULE)
+        handle, address = c.c_ulonglong(), Address()
+        made = Allocation(1, 0, Place(PLACE_HOST_NUMA, 0))
+        self("cuMemCreate", c.byref(handle), room, c.byref(made), c.c_ulonglong(0))
+        self("cuMemAddressReserve", c.byref(address), room, Size(0), Address(0), c.c_ulonglong(0))
+        self("cuMemMap", address, room, Size(0), handle, c.c_ulonglong(0))
+        who = (Access * 2)(Access(Place(PLACE_DEVICE, 0), 3), Access(Place(PLACE_HOST, 0), 3))
+        self("cuMemSetAccess", address, room, who, Size(2))
+        return (c.c_ubyte * bytes_).from_address(address.value)
+
+    def pool(self) -> Handle:
+        """Of host memory, which the device may use."""
+        pool = Handle()
+        made = Allocation(1, 0, Place(PLACE_HOST_NUMA, 0))
+        self("cuMemPoolCreate", c.byref(pool), c.byref(made))
+        self("cuMemPoolSetAccess", pool, c.byref(Access(Place(PLACE_DEVICE, 0), 3)), Size(1))
+        return pool
+
+    def pooled(self, bytes_: int, pool: Handle | None = None) -> "Any":
+        """The same in memory of a pool, which may be used at once."""
+        address = Address()
+        self("cuMemAllocFromPoolAsync", c.byref(address), Size(bytes_), pool or self.pool(), self.stream)
+        self.synchronize()
+        return (c.c_ubyte * bytes_).from_address(address.value)
 
     def batch(self, copies: Sequence[tuple[int, int, int]], order: int) -> None:
         """Copies of (to, from, bytes), by one call."""

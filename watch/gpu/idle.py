@@ -89,6 +89,12 @@ PROGRAMS: dict[str, tuple[str, int, Wait]] = {
     for size, waits in [*((size, (by_nothing,)) for size in SIZES), (WAITED_SIZE, (*RACY, *CLEAN))]
     for wait in waits
 }
+PINNED = {"d2h": Driver.pinned, "h2d": Driver.pinned, "mapped": Driver.mapped, "pooled": Driver.pooled}
+PROGRAMS |= {
+    f"{way}_{WAITED_SIZE}_{wait.__name__}": (way, WAITED_SIZE, wait)
+    for way in ("mapped", "pooled")
+    for wait in (by_nothing, by_stream)
+}
 PROGRAMS |= {
     f"{way}_{PAGEABLE_SIZE}_{wait.__name__}": (way, PAGEABLE_SIZE, wait)
     for way in ORDERS
@@ -107,7 +113,7 @@ def run(name: str) -> int:
     """How many rounds had the wrong bytes."""
     way, bytes_, wait = PROGRAMS[name]
     cuda = Driver()
-    host: Any = (c.c_ubyte * bytes_)() if way in ORDERS else cuda.pinned(bytes_)
+    host: Any = (c.c_ubyte * bytes_)() if way in ORDERS else PINNED[way](cuda, bytes_)
     other, wrong = cuda.new_stream(), 0
     for number in range(ROUNDS):
         value = number % 200 + 1

@@ -1,7 +1,9 @@
 // As much of hostrace as it cannot do without, to see where its time goes. Loaded by the driver as the library is, with
-// HOSTRACE_LAYER=callback it subscribes to the same calls and does nothing; with HOSTRACE_LAYER=flag it lets the stream
-// write a number behind each copy, too; with HOSTRACE_LAYER=pages it makes the pages of the source read-only besides,
-// until the next wait. And the calls of mprotect alone, without an interpreter between them.
+// HOSTRACE_LAYER=subscribed it is CUPTI's subscriber and asks for no call; with HOSTRACE_LAYER=callback it asks for the
+// same calls and does nothing, or for those alone that HOSTRACE_CALLS names: `cuLaunch` for what begins so, `!cuLaunch`
+// for the others. With HOSTRACE_LAYER=flag it lets the stream write a number behind each copy, too; with
+// HOSTRACE_LAYER=pages it makes the pages of the source read-only besides, until the next wait. And the calls of
+// mprotect alone, without an interpreter between them.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <chrono>
@@ -96,6 +98,16 @@ void on_call(void*, int, std::uint32_t id, const void* raw) {
     inside = false;
 }
 
+bool wanted(const char* call) {
+    const char* calls = std::getenv("HOSTRACE_CALLS");
+    if (calls == nullptr) {
+        return true;
+    }
+    const bool others = *calls == '!';
+    calls += others ? 1 : 0;
+    return (std::strncmp(call, calls, std::strlen(calls)) == 0) != others;
+}
+
 void* open_cupti() {
     static char places[4096];
     std::strncpy(places, std::getenv("HOSTRACE_CUPTI") == nullptr ? "" : std::getenv("HOSTRACE_CUPTI"), 4095);
@@ -127,8 +139,9 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     find(subscribe, profiler, "cuptiSubscribe");
     find(enable, profiler, "cuptiEnableCallback");
     void* subscriber = nullptr;
-    if (subscribe(&subscriber, on_call, nullptr) == 0) {
-#define CALL(name, number, when, handler, per_thread) enable(1, subscriber, cupti::kDriverDomain, number);
+    if (subscribe(&subscriber, on_call, nullptr) == 0 && std::strcmp(layer, "subscribed") != 0) {
+#define CALL(name, number, when, handler, per_thread) \
+    enable(wanted(#name) ? 1 : 0, subscriber, cupti::kDriverDomain, number);
 #include "hostrace/calls.def"
 #undef CALL
     }

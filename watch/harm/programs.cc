@@ -42,6 +42,33 @@
 namespace harm {
 namespace {
 
+// What each machine has its own way for: waiting for files, forking, a trap, a call into the kernel that goes through no
+// function, as programs make that call it themselves, and code that returns 7.
+#if defined(__x86_64__)
+constexpr long kPollCall = SYS_poll, kEpollCall = SYS_epoll_wait;
+constexpr std::array kForks{SYS_fork, SYS_vfork};
+constexpr std::array<unsigned char, 6> kReturnsSeven{0xb8, 7, 0, 0, 0, 0xc3};
+void trap() { __asm__ volatile("int3"); }
+long raw_read(int file, char* to, std::size_t bytes) {
+    long result = SYS_read;
+    __asm__ volatile("syscall" : "+a"(result) : "D"(file), "S"(to), "d"(bytes) : "rcx", "r11", "memory");
+    return result;
+}
+#elif defined(__aarch64__)
+constexpr long kPollCall = SYS_ppoll, kEpollCall = SYS_epoll_pwait;
+constexpr std::array<int, 0> kForks{};
+constexpr std::array<unsigned char, 8> kReturnsSeven{0xe0, 0, 0x80, 0x52, 0xc0, 0x03, 0x5f, 0xd6};
+void trap() { raise(SIGTRAP); }  // its own would come again when the handler has returned
+long raw_read(int file, char* to, std::size_t bytes) {
+    register long number __asm__("x8") = SYS_read;
+    register long result __asm__("x0") = file;
+    register char* into __asm__("x1") = to;
+    register std::size_t room __asm__("x2") = bytes;
+    __asm__ volatile("svc #0" : "+r"(result) : "r"(number), "r"(into), "r"(room) : "memory");
+    return result;
+}
+#endif
+
 std::map<std::string, int (*)()>& programs() {
     static std::map<std::string, int (*)()> all;
     return all;
@@ -151,7 +178,7 @@ PROGRAM(blocked_fread) {
 PROGRAM(blocked_poll) {
     const Pair pair(SOCK_STREAM);
     return blocked(
-        SYS_poll,
+        kPollCall,
         [&](char* page) {
             auto* file = reinterpret_cast<pollfd*>(page + 64);
             *file = {pair.ends[0], POLLIN, 0};
@@ -167,7 +194,7 @@ PROGRAM(blocked_epoll_wait) {
     wanted.events = EPOLLIN | EPOLLONESHOT;
     epoll_ctl(set, EPOLL_CTL_ADD, pair.ends[0], &wanted);
     return blocked(
-        SYS_epoll_wait, [&](char* page) { return epoll_wait(set, reinterpret_cast<epoll_event*>(page + 64), 1, -1); },
+        kEpollCall, [&](char* page) { return epoll_wait(set, reinterpret_cast<epoll_event*>(page + 64), 1, -1); },
         [&] { pair.wake(); });
 }
 PROGRAM(blocked_write) {
@@ -648,7 +675,7 @@ PROGRAM(trap_of_the_program) {
     sigaction(SIGTRAP, &action, nullptr);
     pinned.page[0] = 1;
     raise(SIGTRAP);
-    __asm__ volatile("int3");
+    trap();
     std::printf("%d\n", traps);
     return 0;
 }
@@ -675,6 +702,26 @@ PROGRAM(interrupts_that_touch_neighbours) {
     const itimerval never{};
     setitimer(ITIMER_REAL, &never, nullptr);
     std::printf("ticked\n");
+    return 0;
+}
+// Where there are some; of the usual ones elsewhere.
+PROGRAM(registered_large_pages) {
+    constexpr std::size_t bytes = std::size_t{4} << 20;
+    const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
+    void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, anonymous | MAP_HUGETLB, -1, 0);
+    made = made != MAP_FAILED ? made : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, anonymous, -1, 0);
+    auto* memory = static_cast<char*>(made);
+    Cuda cuda;
+    cuda.pin(memory, bytes);
+    const Pair pair(SOCK_STREAM);
+    for (std::size_t at = 0; at < bytes; at += bytes / 8) {
+        cuda.close();
+        cuda.fetch(memory + at, kPage);
+        memory[(at + bytes / 4) % bytes] = 1;
+        pair.wake();
+        say("read", read(pair.ends[0], memory + (at + 2 * kPage) % bytes, 4));
+        cuda.finish();
+    }
     return 0;
 }
 PROGRAM(threads_share_pages_and_keep_their_bytes) {
@@ -732,7 +779,7 @@ PROGRAM(numbers_of_its_files) {
 }
 
 // What a program in a sandbox would not miss.
-void forbid(std::initializer_list<int> calls) {
+void forbid(const std::vector<int>& calls) {
     std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
     for (const int number : calls) {
         filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(number), 0, 1));
@@ -747,8 +794,19 @@ PROGRAM(sandbox_that_kills_for_rare_calls) {
     Cuda cuda;
     std::vector<char> memory(4 * kPage);
     cuda.pin(memory.data() + 100, 3 * kPage);
-    forbid({SYS_process_vm_readv, SYS_process_vm_writev, SYS_ptrace, SYS_mincore, SYS_userfaultfd, SYS_memfd_create,
-            SYS_io_uring_setup, SYS_execve, SYS_fork, SYS_vfork, SYS_kill, SYS_perf_event_open, SYS_bpf});
+    std::vector<int> rare{SYS_process_vm_readv,
+                          SYS_process_vm_writev,
+                          SYS_ptrace,
+                          SYS_mincore,
+                          SYS_userfaultfd,
+                          SYS_memfd_create,
+                          SYS_io_uring_setup,
+                          SYS_execve,
+                          SYS_kill,
+                          SYS_perf_event_open,
+                          SYS_bpf};
+    rare.insert(rare.end(), kForks.begin(), kForks.end());
+    forbid(rare);
     for (int round = 0; round < 20; ++round) {
         std::memset(memory.data() + 100, round, 3 * kPage);
         cuda.send(memory.data() + 100, 3 * kPage);
@@ -774,8 +832,8 @@ PROGRAM(source_whose_place_becomes_code) {
     cuda.promise(memory, kSource);
     munmap(memory, kSource);
     mapped(PROT_READ | PROT_WRITE, memory);
-    const std::array<unsigned char, 6> returns_seven{0xb8, 7, 0, 0, 0, 0xc3};
-    std::memcpy(memory + kPage, returns_seven.data(), returns_seven.size());
+    std::memcpy(memory + kPage, kReturnsSeven.data(), kReturnsSeven.size());
+    __builtin___clear_cache(memory + kPage, memory + 2 * kPage);
     mprotect(memory, kSource, PROT_READ | PROT_EXEC);
     const auto function = reinterpret_cast<int (*)()>(memory + kPage);
     say("code", function());
@@ -815,12 +873,6 @@ PROGRAM(source_that_is_never_written) {
     say("read", memory[9]);
     memory[9] = 1;  // ends the program
     return 0;
-}
-// As programs do that make their own system calls.
-long raw_read(int file, void* to, std::size_t bytes) {
-    long result = SYS_read;
-    asm volatile("syscall" : "+a"(result) : "D"(file), "S"(to), "d"(bytes) : "rcx", "r11", "memory");
-    return result;
 }
 PROGRAM(source_into_which_a_raw_call_reads) {
     Cuda cuda;

@@ -390,6 +390,8 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 
 #include "fake_device.h"
 
+#include "fake_memory.h"
+
 // For the tests alone.
 API fakeHold(void* stream) { return stream_of(stream).hold(), kSuccess; }
 // The device is done, and nobody is told.

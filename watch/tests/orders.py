@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from watch.gpu.driver import (
+    GRANULE,
     ORDER_ANY,
     ORDER_DURING_CALL,
     ORDER_STREAM,
@@ -23,6 +24,7 @@ from watch.gpu.driver import (
 from watch.gpu.planted_graphs import captured, executable
 
 ROUNDS = 20
+MAP_HUGETLB = 0x40000
 SIZES = (4, 4096, 1 << 16)
 RACY: dict[str, Callable[[Driver], None]] = {}
 CLEAN: dict[str, Callable[[Driver], None]] = {}
@@ -70,34 +72,40 @@ def blocking(cuda: Driver) -> Handle:
     return stream
 
 
-def rounds(cuda: Driver, once: Callable[[Any], None], bytes_: int = 4096, times: int = ROUNDS) -> None:
-    host = cuda.pinned(bytes_)
-    for _ in range(times):
+Memory = Callable[[Driver, int], Any]
+
+
+def rounds(cuda: Driver, once: Callable[[Any], None], bytes_: int = 4096, memory: Memory = Driver.pinned) -> None:
+    host = memory(cuda, bytes_)
+    for _ in range(ROUNDS):
         once(host)
         cuda.synchronize()
 
 
-def idle_read(bytes_: int) -> Program:
+def idle_read(bytes_: int, memory: Memory = Driver.pinned) -> Program:
     def once(cuda: Driver, host: Any) -> None:
         fetch(cuda, host)
         idle(cuda)
         bytes(host[:1])
 
-    return lambda cuda: rounds(cuda, lambda host: once(cuda, host), bytes_)
+    return lambda cuda: rounds(cuda, lambda host: once(cuda, host), bytes_, memory)
 
 
-def idle_write(bytes_: int) -> Program:
+def idle_write(bytes_: int, memory: Memory = Driver.pinned) -> Program:
     def once(cuda: Driver, host: Any) -> None:
         send(cuda, host)
         idle(cuda)
         host[len(host) - 1] = 1
 
-    return lambda cuda: rounds(cuda, lambda host: once(cuda, host), bytes_)
+    return lambda cuda: rounds(cuda, lambda host: once(cuda, host), bytes_, memory)
 
 
 for size in SIZES:
     RACY[f"read_{size}_behind_an_idle_stream"] = idle_read(size)
     RACY[f"write_{size}_behind_an_idle_stream"] = idle_write(size)
+for memory in (Driver.mapped, Driver.pooled):
+    RACY[f"read_of_{memory.__name__}_host_memory"] = idle_read(4096, memory)
+    RACY[f"write_of_{memory.__name__}_host_memory"] = idle_write(4096, memory)
 
 
 def waited(wait: Callable[[Driver, Any], None]) -> Program:
@@ -442,6 +450,71 @@ CLEAN["registered_source_that_the_device_writes"] = of_the_heap(fetch_and_send)
 
 
 @into(CLEAN)
+def mapped_host_memory_behind_a_wait(cuda: Driver) -> None:
+    def once(host: Any) -> None:
+        fetch(cuda, host)
+        cuda.synchronize()
+        host[0] += 1
+
+    rounds(cuda, once, memory=Driver.mapped)
+
+
+@into(CLEAN)
+def memory_of_a_pool_that_is_freed_in_order(cuda: Driver) -> None:
+    """The next one gets the same memory."""
+    pool, seen = cuda.pool(), set()
+    for _ in range(ROUNDS):
+        host = cuda.pooled(4096, pool)
+        host[0] = 1
+        cuda.library.fakeHold(cuda.stream)
+        send(cuda, host)
+        cuda("cuMemFreeAsync", Address(c.addressof(host)), cuda.stream)
+        cuda.library.fakeOpen(cuda.stream)
+        seen.add(c.addressof(host))
+    if len(seen) > 1:
+        raise RuntimeError("the pool gives nothing again")
+
+
+@into(CLEAN)
+def memory_that_is_unmapped_behind_a_wait(cuda: Driver) -> None:
+    for _ in range(ROUNDS):
+        host = cuda.mapped(4096)
+        fetch(cuda, host)
+        cuda.synchronize()
+        cuda("cuMemUnmap", Address(c.addressof(host)), Size(GRANULE))
+
+
+@into(CLEAN)
+def copies_between_peers(cuda: Driver) -> None:
+    other = cuda.allocate(4096)
+    host = cuda.pinned(4096)
+    for _ in range(ROUNDS):
+        cuda("cuMemcpyPeerAsync", other, cuda.context, cuda.device, cuda.context, Size(4096), cuda.stream)
+        idle(cuda)
+        host[0] += 1
+
+
+def in_large_pages(at: int) -> Program:
+    """A touch of byte `at`, while a copy reads the first page's worth of a page of 2 MiB."""
+
+    def run(cuda: Driver) -> None:
+        memory = mmap.mmap(-1, GRANULE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
+        address = c.addressof(c.c_char.from_buffer(memory))
+        cuda("cuMemHostRegister_v2", Handle(address), Size(GRANULE), 0)
+        host = (c.c_ubyte * 4096).from_address(address)
+        for _ in range(ROUNDS):
+            send(cuda, host)
+            idle(cuda)
+            memory[at] = (memory[at] + 1) % 256
+            cuda.synchronize()
+
+    return run
+
+
+LARGE = {"inside_in_large_pages": in_large_pages(77), "beside_in_large_pages": in_large_pages(1 << 20)}
+
+
+@into(CLEAN)
 def node_that_is_disabled(cuda: Driver) -> None:
     host, nodes, count = cuda.pinned(4096), (Handle * 1)(), Size(1)
     graph = captured(cuda, lambda: send(cuda, host))
@@ -468,5 +541,5 @@ def never_waits(cuda: Driver) -> None:
 
 
 if __name__ == "__main__":
-    {**RACY, **CLEAN, **MAYBE}[sys.argv[1]](Driver())
+    {**RACY, **CLEAN, **MAYBE, **LARGE}[sys.argv[1]](Driver())
     os._exit(0)

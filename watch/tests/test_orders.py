@@ -1,9 +1,12 @@
 """A touch is judged by what the program has observed, not by whether the device happened to be done."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from watch.tests.conftest import Outcome, Watch
-from watch.tests.orders import CLEAN, MAYBE, RACY, ROUNDS
+from watch.tests.orders import CLEAN, LARGE, MAYBE, RACY, ROUNDS
 
 
 def ran(watch: Watch, name: str, *options: str) -> Outcome:
@@ -24,6 +27,18 @@ def test_what_is_ordered_is_silent(watch: Watch, name: str) -> None:
     done = ran(watch, name)
     assert done.status == 0, done.said
     assert done.times("races") == done.times("unordered") == done.times("possible") == 0, done.said
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_pages_of_two_megabytes_are_protected_as_a_whole(watch: Watch, name: str) -> None:
+    free = re.search(r"HugePages_Free:\s+(\d+)", Path("/proc/meminfo").read_text())
+    if free is None or int(free[1]) < len(LARGE):
+        pytest.skip("no large pages are set aside here (vm.nr_hugepages)")
+    done = ran(watch, name)
+    inside = name.startswith("inside")
+    assert (done.times("unordered"), done.times("races")) == (ROUNDS if inside else 0, 0), done.said
+    assert done.report["numbers"]["dropped"] == 0
+    assert inside or done.report["numbers"]["steps"]
 
 
 @pytest.mark.parametrize("name", MAYBE)

@@ -31,6 +31,7 @@ StreamKey Call::key(cuda::Handle stream) const {
     } else if (number(stream) == cuda::kThreadStream || (per_thread && stream == nullptr)) {
         key.stream = reinterpret_cast<cuda::Handle>(cuda::kThreadStream);
         key.thread = self().id;
+        parts.thread_end.ask(&parts);
     }
     return key;
 }
@@ -109,9 +110,72 @@ void give_back(const Call& call, std::uintptr_t begin, const char* how) {
     call.parts.watch.give_back(range.begin, range.end - range.begin, how);
 }
 
+// It is no race where something still uses it.
+void forget(const Call& call, std::uintptr_t begin) {
+    const Span range = call.parts.ranges.remove(begin);
+    if (!range.empty()) {
+        call.parts.watch.digests.forget(range);
+        static_cast<void>(call.parts.watch.guard.give_back(range.begin, range.end - range.begin));
+    }
+}
+
 void host_free(const Call& call, std::uintptr_t begin) { give_back(call, begin, "cuMemFreeHost"); }
 
 void host_unregister(const Call& call, std::uintptr_t begin) { give_back(call, begin, "cuMemHostUnregister"); }
+
+void unknown_order(const Call& call) { call.parts.order.lose_track(); }
+
+void memory_map(const Call& call, std::uintptr_t begin, std::size_t bytes, std::size_t /*offset*/,
+                std::uint64_t allocation) {
+    call.parts.host_memory.mapped(begin, bytes, allocation);
+}
+
+// What is mapped is nobody's memory until somebody may reach it. Ours to protect is what the host may read and write.
+void memory_access(const Call& call, std::uintptr_t begin, std::size_t bytes, const cuda::Access* given,
+                   std::size_t count) {
+    for (std::size_t at = 0; at < count; ++at) {
+        for (const Span piece : HostMemory::of_host(given[at].location) ? call.parts.host_memory.mapped_in(begin, bytes)
+                                                                        : std::vector<Span>{}) {
+            if (given[at].flags == cuda::kAccessBoth) {
+                pinned(call, piece.begin, piece.end - piece.begin, false);
+            } else {
+                forget(call, piece.begin);
+            }
+        }
+    }
+}
+
+void memory_unmap(const Call& call, std::uintptr_t begin, std::size_t bytes) {
+    for (const Span piece : call.parts.host_memory.mapped_in(begin, bytes)) {
+        give_back(call, piece.begin, "cuMemUnmap");
+        call.parts.host_memory.unmapped(piece.begin);
+    }
+}
+
+void pool_create(const Call& call, const cuda::Handle* result, const cuda::AllocationProperties* made) {
+    call.parts.host_memory.pool(*result, made->type, made->location);
+}
+
+void pool_of_place(const Call& call, const cuda::Handle* result, const cuda::Location* place, int type) {
+    call.parts.host_memory.pool(*result, type, *place);
+}
+
+void pool_destroy(const Call& call, cuda::Handle pool) { call.parts.host_memory.pool_destroyed(pool); }
+
+void pool_alloc(const Call& call, const std::uintptr_t* result, std::size_t bytes, cuda::Handle pool,
+                cuda::Handle stream) {
+    const HostMemory::Pool kind = call.parts.host_memory.kind_of(pool);
+    if (kind == HostMemory::Pool::managed) {
+        unknown_order(call);
+    } else if (kind == HostMemory::Pool::of_host && !call.parts.streams.capturing(stream)) {
+        pinned(call, *result, bytes, false);
+    }
+}
+
+void pool_free(const Call& call, std::uintptr_t begin) { give_back(call, begin, "cuMemFree"); }
+
+// Who frees in the order of the stream need not wait. From then on the pool gives the memory to others.
+void pool_free_in_order(const Call& call, std::uintptr_t begin) { forget(call, begin); }
 
 // A copy that returns when it is over is one of the default stream.
 void waited_for_copy(const Call& call) {
@@ -191,8 +255,6 @@ void waits_and_writes(const Call& call, cuda::Handle stream) {
     waits_for_value(call, stream);
 }
 
-void unknown_order(const Call& call) { call.parts.order.lose_track(); }
-
 void waits_for_semaphore(const Call& call, cuda::Handle /*semaphores*/, cuda::Handle /*values*/, unsigned /*count*/,
                          cuda::Handle stream) {
     waits_for_host(call, stream);
@@ -230,6 +292,13 @@ void copy_from_array(const Call& call, std::uintptr_t dst, cuda::Handle /*array*
 void copy_to_array(const Call& call, cuda::Handle /*array*/, std::size_t /*offset*/, std::uintptr_t src,
                    std::size_t bytes, cuda::Handle stream) {
     call.on(stream).add({line(src, bytes), Kind::copy, false});
+}
+
+// The sides may lie in the memory of two devices, which nobody watches here, or be the host's.
+void copy_peer(const Call& call, std::uintptr_t dst, const void* /*context*/, std::uintptr_t src,
+               const void* /*context*/, std::size_t bytes, cuda::Handle stream) {
+    Enqueued behind = call.on(stream);
+    add_sides({line(src, bytes), line(dst, bytes)}, behind);
 }
 
 template <typename Copy>
@@ -318,6 +387,18 @@ void launch_extended(const Call& call, const cuda::LaunchConfig* config, cuda::H
     }
 }
 
+void graph_add_node(const Call& call, const cuda::Handle* result, cuda::Handle graph, const cuda::Handle* /*others*/,
+                    const void* /*edges*/, std::size_t /*count*/, const cuda::NodeParams* params) {
+    call.parts.graphs.added(*result, graph, *params);
+}
+
+void graph_add_node_v1(const Call& call, const cuda::Handle* result, cuda::Handle graph, const cuda::Handle* others,
+                       std::size_t count, const cuda::NodeParams* params) {
+    graph_add_node(call, result, graph, others, nullptr, count, params);
+}
+
+void graph_forget(const Call& call, cuda::Handle graph) { call.parts.graphs.forget(graph); }
+
 void graph_instantiate(const Call& call, cuda::Handle* result, cuda::Handle graph) {
     call.parts.graphs.instantiated(*result, graph);
 }
@@ -334,6 +415,7 @@ void graph_launch(const Call& call, cuda::Handle executable, cuda::Handle stream
     for (cuda::Handle event : ends.events) {
         event_record(call, event, stream);
     }
+    count(call.parts.watch.counts.unread_bodies, ends.unread_bodies ? 1 : 0);
     if (ends.with_host) {
         count(call.parts.watch.counts.own_order);
         host_function(call, stream);
@@ -416,6 +498,14 @@ constexpr Table table() {
 }
 
 }  // namespace
+
+void Calls::on_thread_end() {
+    if (watch.guard.ended()) {
+        return;  // in a child, where a thread that is not here may have held the locks
+    }
+    streams.forget_thread(self().id);
+    order.forget_thread(self().id);
+}
 
 void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
     static constexpr Table kTable = table();

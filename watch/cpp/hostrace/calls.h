@@ -4,10 +4,12 @@
 #include "hostrace/driver.h"
 #include "hostrace/driver_api.h"
 #include "hostrace/graphs.h"
+#include "hostrace/host_memory.h"
 #include "hostrace/kernels.h"
 #include "hostrace/order.h"
 #include "hostrace/ranges.h"
 #include "hostrace/streams.h"
+#include "hostrace/thread_end.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -20,6 +22,7 @@ struct Calls {
           streams(driver),
           order(driver),
           kernels(driver),
+          host_memory(driver),
           graphs(driver, kernels, ranges) {}
 
     void on_call(std::uint32_t number, const cupti::CallbackData& data);
@@ -30,7 +33,13 @@ struct Calls {
     Streams streams;
     Order order;
     Kernels kernels;
+    HostMemory host_memory;
     Graphs graphs;
+    // A thread takes its own default streams along.
+    ThreadEnd thread_end{[](void* calls) { static_cast<Calls*>(calls)->on_thread_end(); }};
+
+  private:
+    void on_thread_end();
 };
 
 }  // namespace hostrace

@@ -16,11 +16,12 @@ struct Counts {
     Count trimmed;            // kernels' ranges that were cut to the limit
     Count pairs_lost;         // races that found no room
     Count gave_up;
-    Count let_go;        // uses that had ended, and made room or were in the way before anybody observed their end
-    Count unbegun;       // uses that were touched while the device still waited for the host
-    Count own_order;     // launches of graphs in which the host takes part: these order their own nodes
-    Count shared_pages;  // uses of which a part could not be protected: others have memory in its pages
-    Count digested;      // sources of copies, or parts of them, that are compared instead
+    Count let_go;         // uses that had ended, and made room or were in the way before anybody observed their end
+    Count unbegun;        // uses that were touched while the device still waited for the host
+    Count own_order;      // launches of graphs in which the host takes part: these order their own nodes
+    Count shared_pages;   // uses of which a part could not be protected: others have memory in its pages
+    Count digested;       // sources of copies, or parts of them, that are compared instead
+    Count unread_bodies;  // launches of graphs with conditional nodes of which the driver does not tell the bodies
     Count times[kPairsMax];
 };
 

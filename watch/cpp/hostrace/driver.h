@@ -35,9 +35,11 @@ struct Driver {
         find(child_graph, "cuGraphChildGraphNodeGetGraph", without_graphs);
         const char* optional = nullptr;
         find(event_node, "cuGraphEventRecordNodeGetEvent", optional);
+        find(any_node, "cuGraphNodeGetParams", optional);
         find(stream_flags, "cuStreamGetFlags", optional);
         find(pointer_attribute, "cuPointerGetAttribute", optional);
         find(kernel_param, "cuKernelGetParamInfo", optional);
+        find(allocation_properties, "cuMemGetAllocationPropertiesFromHandle", optional);
         return missing;
     }
 
@@ -58,8 +60,10 @@ struct Driver {
     Call<cuda::Handle, cuda::KernelNode*> kernel_node = nullptr;
     Call<cuda::Handle, cuda::Handle*> child_graph = nullptr;
     Call<cuda::Handle, cuda::Handle*> event_node = nullptr;
+    Call<cuda::Handle, cuda::NodeParams*> any_node = nullptr;
     Call<cuda::Handle, unsigned*> stream_flags = nullptr;
     Call<void*, int, cuda::Address> pointer_attribute = nullptr;
+    Call<cuda::AllocationProperties*, std::uint64_t> allocation_properties = nullptr;
     // What an older driver lacks, so that these are not watched.
     const char* without_kernels = nullptr;
     const char* without_graphs = nullptr;

@@ -23,6 +23,9 @@ inline constexpr int kMemoryHost = 1;
 inline constexpr int kMemoryUnified = 4;
 inline constexpr int kOrderDuringCall = 2;
 inline constexpr int kOperandPointer = 1;
+inline constexpr int kPlaceOfHost = 2, kPlaceOfHostEnd = 5;  // kinds of host memory, by node or not
+inline constexpr int kAllocationManaged = 2;
+inline constexpr int kAccessBoth = 3;
 inline constexpr std::uintptr_t kLegacyStream = 1;
 inline constexpr std::uintptr_t kThreadStream = 2;
 inline constexpr std::uintptr_t kParamBuffer = 1;
@@ -37,7 +40,8 @@ enum NodeType : int {
     kNodeRecordEvent = 7,
     kNodeSignalSemaphore = 8,
     kNodeWaitSemaphore = 9,
-    kNodeMemOps = 12
+    kNodeMemOps = 12,
+    kNodeConditional = 13
 };
 
 struct Copy2d {
@@ -67,6 +71,19 @@ struct Copy3d {
 
 struct Location {
     int type, id;
+};
+
+// What an allocation, or the beginning of what a pool, is made with.
+struct AllocationProperties {
+    int type, handle_types;
+    Location location;
+    void* meta;
+    unsigned char flags[8];
+};
+
+struct Access {
+    Location location;
+    int flags;
 };
 
 struct BatchAttributes {
@@ -114,6 +131,14 @@ struct CopyNode {
     Copy3d copy;
 };
 
+struct ConditionalNode {
+    unsigned long long handle;
+    int type;
+    unsigned bodies_count;
+    Handle* bodies;  // graphs, which the driver keeps for as long as the node lives
+    Handle context;
+};
+
 struct LaunchAttribute {
     int id;
     Handle event;  // of those that record one
@@ -136,6 +161,7 @@ struct NodeParams {
         CopyNode copy;
         MemsetNode memset;
         Handle graph;
+        ConditionalNode conditional;
     };
     long long reserved2;
 };

@@ -24,6 +24,7 @@ class Enqueued {
         }
         Use use = made(side);
         use.whole = range.whole();
+        use.registered = range.registered;
         use.pinned = range.stack;
         if (!side.certain) {
             use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
@@ -72,8 +73,9 @@ class Enqueued {
             return 0;
         }
         const Span bytes{use.shape.begin, use.shape.end()};
-        const std::uintptr_t head = std::clamp(use.whole.begin, bytes.begin, bytes.end);
-        const std::uintptr_t tail = std::clamp(use.whole.end, head, bytes.end);
+        const Span covered = use.pages();
+        const std::uintptr_t head = std::clamp(covered.begin, bytes.begin, bytes.end);
+        const std::uintptr_t tail = std::clamp(covered.end, head, bytes.end);
         std::uint64_t taken = 0;
         for (const Span part : {Span{bytes.begin, head}, Span{tail, bytes.end}}) {
             const Span read{part.begin, std::min(part.end, part.begin + kComparedBytesMax)};

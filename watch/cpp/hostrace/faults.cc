@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "hostrace/machine.h"
 #include "hostrace/stacks.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
@@ -18,8 +19,6 @@ namespace {
 
 constexpr int kRetriesMax = 1000;
 constexpr std::uint64_t kRetryWithinNs = 1'000'000;
-constexpr greg_t kTrapFlag = 0x100;
-constexpr greg_t kWriteFault = 2;
 constexpr std::uint64_t kFaults = bit_of(SIGSEGV) | bit_of(SIGTRAP) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE);
 
 struct Program {
@@ -50,7 +49,7 @@ void end_step(Thread& thread, ucontext_t& context) {
         }
     }
     thread.steps = 0;
-    context.uc_mcontext.gregs[REG_EFL] &= ~kTrapFlag;
+    machine::step(context, false);
     set_mask(context, thread.mask);
 }
 
@@ -58,7 +57,7 @@ void begin_step(Thread& thread, const Opening& opening, ucontext_t& context) {
     if (thread.steps == 0) {
         thread.mask = mask_of(context);
         set_mask(context, ~kFaults);  // nothing else runs while the page is open
-        context.uc_mcontext.gregs[REG_EFL] |= kTrapFlag;
+        machine::step(context, true);
     }
     thread.stepping[thread.steps++] = opening.pages;
 }
@@ -82,12 +81,15 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     Thread& thread = self();
     if (watch->guard.locked_by_me()) {
         // A handler of the program interrupted us at our books. Waiting for ourselves would never end: open the page.
-        const std::uintptr_t page = address & ~(Guard::kPage - 1);
         count(watch->counts.dropped);
-        return mprotect(reinterpret_cast<void*>(page), Guard::kPage, PROT_READ | PROT_WRITE) == 0;
+        const auto opened = [&](std::uintptr_t page) {
+            void* const begin = reinterpret_cast<void*>(address & ~(page - 1));
+            return mprotect(begin, page, PROT_READ | PROT_WRITE) == 0;
+        };
+        const std::uintptr_t large = watch->guard.large_page();
+        return opened(kPageSize) || (large != 0 && opened(large));
     }
-    const bool writes = (context.uc_mcontext.gregs[REG_ERR] & kWriteFault) != 0;
-    const Access access = writes ? Access::write : Access::read;
+    const Access access = machine::writes(context) ? Access::write : Access::read;
     const Verdict verdict = watch->guard.touch(address, 1, access);
     switch (verdict.answer) {
         case Answer::foreign:
@@ -98,14 +100,15 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
             return true;
         case Answer::step:
             if (!stepping_works || thread.steps == thread.stepping.size()) {
-                static_cast<void>(watch->guard.give_back(address & ~(Guard::kPage - 1), Guard::kPage));
+                static_cast<void>(watch->guard.give_back(verdict.opening.pages.begin,
+                                                         verdict.opening.pages.end - verdict.opening.pages.begin));
                 watch->guard.close(verdict.opening);
                 return true;
             }
             begin_step(thread, verdict.opening, context);
             return true;
         case Answer::race: {
-            const auto* instruction = reinterpret_cast<const void*>(context.uc_mcontext.gregs[REG_RIP]);
+            const auto* instruction = machine::instruction(context);
             Frames frames;
             native_frames(frames, instruction);
             watch->raced({verdict, access, nullptr, instruction, frames.data()});
@@ -204,7 +207,7 @@ int program_sigaction(int signal, const struct sigaction* action, struct sigacti
 }
 
 bool install_handlers(bool can_step) {
-    stepping_works = can_step;
+    stepping_works = can_step && machine::kSteps;
     struct sigaction action{};
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigfillset(&action.sa_mask);

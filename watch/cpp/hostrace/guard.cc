@@ -6,11 +6,6 @@
 namespace hostrace {
 namespace {
 
-Span shared(Span one, Span other) {
-    const Span both{std::max(one.begin, other.begin), std::min(one.end, other.end)};
-    return both.begin < both.end ? both : Span{};
-}
-
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
 }  // namespace
@@ -141,7 +136,7 @@ std::size_t Guard::remove(Gone gone) {
     return removed;
 }
 
-bool Guard::add(Use use) {
+bool Guard::add(Use& use) {
     const std::lock_guard<OwnedLock> held(lock_);
     if (ended()) {
         return false;
@@ -150,39 +145,50 @@ bool Guard::add(Use use) {
         retire_locked();
         let_go_oldest();
     }
-    const std::size_t at = uses_.load(std::memory_order_relaxed);
-    if (at == kUsesMax) {
-        count(counts_.dropped);
-        return false;
+    const bool room = uses_.load(std::memory_order_relaxed) < kUsesMax;
+    bool done = room && protected_for(use);
+    for (const std::uintptr_t large : kLargePageSizes) {
+        if (room && !done && use.registered) {
+            use.page = large;
+            done = protected_for(use);
+        }
     }
-    const Span bytes{use.shape.begin, use.shape.end()};
-    const Span span = shared(pages_around(bytes), use.whole);
+    count(done ? counts_.guarded : counts_.dropped);
+    const bool whole = use.pages() == pages_around({use.shape.begin, use.shape.end()}, use.page);
+    count(counts_.shared_pages, done && !whole ? 1 : 0);
+    if (done && use.page != kPageSize) {
+        large_page_.store(use.page, std::memory_order_relaxed);
+    }
+    return done;
+}
+
+// It stays in the books where its pages take the protection, or where there are none that nobody else has.
+bool Guard::protected_for(const Use& given) {
+    const std::size_t at = uses_.load(std::memory_order_relaxed);
+    const Span span = given.pages();
+    const Span around = pages_around({given.shape.begin, given.shape.end()}, given.page);
     const bool alone = nothing_in(span);
+    Use& use = list_[at];
+    use = given;
     use.id = next_id_++;
     spans_[at] = span;
-    list_[at] = use;
     // Before the pages change: who asks without the lock, or faults there, must not believe that nothing is ours.
     uses_.store(at + 1, std::memory_order_relaxed);
-    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), pages_around(bytes).begin),
-                  std::memory_order_relaxed);
-    highest_.store(std::max(highest_.load(std::memory_order_relaxed), pages_around(bytes).end),
-                   std::memory_order_relaxed);
+    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), around.begin), std::memory_order_relaxed);
+    highest_.store(std::max(highest_.load(std::memory_order_relaxed), around.end), std::memory_order_relaxed);
     const bool bare = span.empty();
     if (!bare &&
         !(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, Scope::added))) {
         remove_id(use.id);
-        count(counts_.dropped);
         return false;
     }
     if (!alone && !bare) {  // the same buffer again: the new use has taken the pages over as they were
-        take_out([&](const Span& each, const Use& old) {
+        take_out([&, id = use.id, wants = needed(use), seen = use.seen](const Span& each, const Use& old) {
             const bool covered = span.begin <= each.begin && each.end <= span.end;
-            return covered && old.id != use.id && needed(old) <= needed(use) && old.finished() &&
-                   (old.observed() || (old.seen == use.seen && use.shape.holds(old.shape)));
+            return covered && old.id != id && needed(old) <= wants && old.finished() &&
+                   (old.observed() || (old.seen == seen && given.shape.holds(old.shape)));
         });
     }
-    count(counts_.guarded);
-    count(counts_.shared_pages, span == pages_around(bytes) ? 0 : 1);
     return true;
 }
 
@@ -233,6 +239,7 @@ Guard::Met Guard::meet(std::uintptr_t begin, std::uintptr_t end, Access access, 
             continue;
         }
         met.neighbour = true;
+        met.page = std::max(met.page, use.page);
         const Grade grade = use.grade();
         if (inside(use) && (verdict.answer != Answer::race || grade < verdict.grade)) {
             verdict.answer = Answer::race;
@@ -254,7 +261,7 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
     }
     const std::lock_guard<OwnedLock> held(lock_);
     const Met met = meet(begin, begin + bytes, access, verdict);
-    const Opening opening{pages_around({begin, begin + bytes}), Protection::open};
+    const Opening opening{pages_around({begin, begin + bytes}, met.page), Protection::open};
     if (verdict.answer == Answer::race) {
         return verdict;
     }
@@ -282,7 +289,7 @@ Verdict Guard::settle(std::uintptr_t begin, std::size_t bytes, Access access) {
     }
     count(counts_.steps, met.neighbour ? 1 : 0);
     verdict.answer = Answer::step;
-    verdict.opening = {pages_around({begin, begin + bytes}),
+    verdict.opening = {pages_around({begin, begin + bytes}, met.page),
                        access == Access::read ? Protection::read_only : Protection::open};
     if (!open_for(verdict.opening)) {
         verdict.opening = open_all_locked();

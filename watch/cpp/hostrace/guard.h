@@ -54,14 +54,17 @@ class Guard {
     static constexpr std::size_t kOpeningsMax = 128;
     // Beside a use that has ended: each costs two signals.
     static constexpr std::uint32_t kNeighboursMax = 64;
-    static constexpr std::uintptr_t kPage = kPageSize;
     static constexpr Span kEverything{0, ~std::uintptr_t{0}};
 
     // With `hold`, a use that was raced for stays guarded until release() is called for it.
     Guard(Pages& pages, Counts& counts, bool hold) : counts_(counts), pages_(pages), hold_(hold) {}
 
-    // False where there is no room, or the pages refuse: the use is not watched then.
-    bool add(Use use);
+    // False where there is no room, or the pages refuse: the use is not watched then. Else it has the size of its pages.
+    bool add(Use& use);
+    bool add(const Use& use) {
+        Use copy = use;
+        return add(copy);
+    }
     // A touch of [begin, begin + bytes), which the caller makes when this has returned.
     Verdict touch(std::uintptr_t begin, std::size_t bytes, Access access);
     // The same by a call of the kernel, which may wait for long before it touches: where it is no race, the pages stay
@@ -82,6 +85,8 @@ class Guard {
     void end_in_child();
     bool ended() const { return ended_.load(std::memory_order_relaxed); }
 
+    // 0 where none of them was seen.
+    std::uintptr_t large_page() const { return large_page_.load(std::memory_order_relaxed); }
     bool locked_by_me() const { return lock_.mine(); }
     bool idle() const { return uses_.load(std::memory_order_relaxed) == 0; }
 
@@ -97,8 +102,10 @@ class Guard {
     struct Met {
         bool ended = false;
         bool neighbour = false;
+        std::uintptr_t page = kPageSize;  // the largest
     };
     Met meet(std::uintptr_t begin, std::uintptr_t end, Access access, Verdict& verdict);
+    bool protected_for(const Use& use);
     bool nothing_in(Span span) const;
     Wanted wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const;
     bool apply(Span span, Scope scope);
@@ -120,6 +127,7 @@ class Guard {
     const bool hold_;
     std::atomic<std::size_t> uses_{0};
     std::uint64_t next_id_ = 1;
+    std::atomic<std::uintptr_t> large_page_{0};
     std::atomic<std::uintptr_t> lowest_{~std::uintptr_t{0}}, highest_{0};
     std::array<Span, kUsesMax> spans_{};  // whole pages, beside the uses: this is what is searched
     std::array<Use, kUsesMax> list_{};

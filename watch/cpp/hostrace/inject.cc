@@ -14,6 +14,7 @@
 #include "hostrace/driver.h"
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
+#include "hostrace/machine.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -148,6 +149,10 @@ bool start(Watcher& watch) {
     const bool traced = debugged();
     if (traced) {
         watch.report.note("a debugger is attached: after a neighbour's touch a page is no longer watched");
+    }
+    if (!machine::kSteps) {
+        watch.report.note(
+            "this processor steps over no instruction: after a neighbour's touch a page is no longer watched");
     }
     if (watch.stacks.python.unknown()) {
         watch.report.note("this Python is not known (CPython 3.10 to 3.13 is): its frames are missing");

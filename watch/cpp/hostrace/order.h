@@ -111,6 +111,10 @@ class Order {
             return each.first.first == std::pair<const void*, cuda::Handle>{context, stream};
         });
     }
+    void forget_thread(int thread) {
+        const std::lock_guard held(mutex_);
+        std::erase_if(streams_, [&](const auto& each) { return each.first.second == thread; });
+    }
     void forget_context(const void* context) {
         const std::lock_guard held(mutex_);
         std::erase_if(streams_,

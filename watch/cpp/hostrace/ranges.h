@@ -20,7 +20,8 @@ struct Range : Span {
     bool registered = false;
     std::uint32_t stack = 0;  // of the call that pinned it
 
-    Span whole() const { return registered ? pages_inside(*this) : pages_around(*this); }
+    // Nothing in it is anybody else's.
+    Span whole() const { return registered ? Span{*this} : pages_around(*this); }
 };
 
 class Ranges {

@@ -18,7 +18,9 @@ constexpr std::array kKinds{"copy",
                             "copy of a graph",
                             "memset of a graph",
                             "kernel of a graph",
-                            "copy that should have read it"};
+                            "copy that should have read it",
+                            "copy in a conditional body of a graph",
+                            "memset in a conditional body of a graph"};
 constexpr std::array kGrades{"race", "unordered", "possible"};
 constexpr std::array kAccesses{"read", "write", "free"};
 

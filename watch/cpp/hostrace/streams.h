@@ -78,6 +78,14 @@ class Streams {
         }
     }
 
+    // Streams that each thread has for itself.
+    void forget_thread(int thread) {
+        const std::lock_guard held(mutex_);
+        for (Slot& slot : slots_) {
+            slot.alive = slot.alive && slot.key.thread != thread;
+        }
+    }
+
     // Null for all of them.
     void forget_context(const void* context) {
         const std::lock_guard held(mutex_);

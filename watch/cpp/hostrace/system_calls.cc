@@ -178,7 +178,7 @@ HOSTRACE_SETTLED(size_t, __fread_chk, (void* to, size_t room, size_t size, size_
 HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
                  (to, room, size, count, file), write, to, (size * count))
 
-// On x86-64 each of these takes its arguments in the same places, whatever and how many they are.
+// On x86-64 and aarch64 each of these takes its arguments in the same places, whatever and how many they are.
 #define HOSTRACE_AGAIN(name, refused)                                                                         \
     HOSTRACE_EXPORT long again_##name(long a, long b, long c, long d, long e, long f, long g) __asm__(#name); \
     long again_##name(long a, long b, long c, long d, long e, long f, long g) {                               \

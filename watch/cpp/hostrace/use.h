@@ -1,6 +1,10 @@
 // One asynchronous use of pinned host memory by the device.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -17,14 +21,21 @@ struct Span {
     bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
 };
 
-constexpr std::uintptr_t kPageSize = 4096;
+// On aarch64 it is the kernel's choice, 4 or 64 KiB.
+#if defined(__x86_64__)
+inline constexpr std::uintptr_t kPageSize = 4096;
+#else
+inline const auto kPageSize = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+#endif
+// Of pools of large pages, which are protected as a whole or not at all.
+inline constexpr std::array<std::uintptr_t, 2> kLargePageSizes{std::uintptr_t{2} << 20, std::uintptr_t{1} << 30};
 
 // Pages that hold any of the bytes, or nothing but them.
-constexpr Span pages_around(Span span) {
-    return {span.begin & ~(kPageSize - 1), (span.end + kPageSize - 1) & ~(kPageSize - 1)};
+inline Span pages_around(Span span, std::uintptr_t page = kPageSize) {
+    return {span.begin & ~(page - 1), (span.end + page - 1) & ~(page - 1)};
 }
-constexpr Span pages_inside(Span span) {
-    const Span inside{(span.begin + kPageSize - 1) & ~(kPageSize - 1), span.end & ~(kPageSize - 1)};
+inline Span pages_inside(Span span, std::uintptr_t page = kPageSize) {
+    const Span inside{(span.begin + page - 1) & ~(page - 1), span.end & ~(page - 1)};
     return inside.begin < inside.end ? inside : Span{};
 }
 
@@ -46,8 +57,19 @@ struct Shape {
     std::uintptr_t first_in(std::uintptr_t from, std::uintptr_t to) const;
 };
 
-// A promised copy should have read its source when the call returned.
-enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel, promised_copy };
+// A promised copy should have read its source when the call returned. What stands in the body of a conditional node may
+// not run at all.
+enum class Kind : std::uint8_t {
+    copy,
+    memset,
+    kernel,
+    graph_copy,
+    graph_memset,
+    graph_kernel,
+    promised_copy,
+    conditional_copy,
+    conditional_memset
+};
 enum class Access : std::uint8_t { read, write, give_back };
 // How sure a race is: the use was not over; it was, but nobody could know; or there may be an order that is not known.
 enum class Grade : std::uint8_t { race, unordered, possible };
@@ -60,6 +82,10 @@ struct Side {
     // Range and direction are known: a touch is a race, not only a possible one. Else it begins there, and may go on.
     bool certain = true;
 
+    bool doubtful() const {
+        return !certain || kind == Kind::promised_copy || kind == Kind::conditional_copy ||
+               kind == Kind::conditional_memset;
+    }
     bool forbids(Access access) const { return device_writes || access != Access::read; }
 };
 
@@ -79,8 +105,17 @@ struct Seen {
 };
 
 struct Use : Side {
-    // Pages outside of it hold memory of others, too, and are not protected for this use.
+    // Pages that are not wholly in it hold memory of others, too, and are not protected for this use.
     Span whole{0, ~std::uintptr_t{0}};
+    bool registered = false;          // by the program, which may have taken it from a pool of large pages
+    std::uintptr_t page = kPageSize;  // the size of its pages
+
+    Span pages() const {
+        const Span around = pages_around({shape.begin, shape.end()}, page);
+        const Span inside = pages_inside(whole, page);
+        const Span both{std::max(around.begin, inside.begin), std::min(around.end, inside.end)};
+        return both.begin < both.end ? both : Span{};
+    }
     Mark ends;
     // The device waits for the host until then: whoever touches before that is ordered before the use.
     Mark begins;
@@ -104,7 +139,7 @@ struct Use : Side {
     bool perhaps_observed() const { return order <= seen->perhaps.load(std::memory_order_relaxed); }
     // Of a touch that it forbids. The use may have ended, and somebody may have observed that, since it was looked at.
     Grade grade() const {
-        if (!certain || kind == Kind::promised_copy) {
+        if (doubtful()) {
             return Grade::possible;
         }
         if (!finished()) {

@@ -79,7 +79,7 @@ void Watcher::observed() {
         }
         Verdict verdict;
         verdict.answer = Answer::race;
-        verdict.grade = use.kind == Kind::promised_copy || use.perhaps_observed() ? Grade::possible : Grade::unordered;
+        verdict.grade = use.doubtful() || use.perhaps_observed() ? Grade::possible : Grade::unordered;
         verdict.use = use;
         verdict.at = bytes.begin;
         Frames frames;
@@ -93,7 +93,7 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
     if (bytes == 0 || !ranges.near(begin, bytes)) {
         return {};
     }
-    bytes = std::min(bytes, ~begin - Guard::kPage);
+    bytes = std::min(bytes, ~begin - kPageSize);
     for (;;) {
         const Verdict verdict = guard.settle(begin, bytes, access);
         if (verdict.answer != Answer::race) {

@@ -35,6 +35,8 @@ struct FakeDriver {
     inline static std::vector<std::pair<cuda::Handle, std::uint32_t>> written;
     inline static volatile std::uint32_t* word = nullptr;  // of the stream that wrote last
     inline static std::array<std::size_t, 2> parameter_bytes{};
+    inline static Words<6> conditional{};
+    static constexpr Word kAllocationOfHost = 0x11, kAllocationOfDevice = 0x22;
 
     static Driver made() {
         Driver driver;
@@ -59,6 +61,12 @@ struct FakeDriver {
             }
             *offset = index == 0 ? 0 : parameter_bytes[0];
             *bytes = parameter_bytes[index];
+            return cuda::kSuccess;
+        };
+        driver.allocation_properties = [](cuda::AllocationProperties* made, std::uint64_t allocation) {
+            const Words<4> given{1, allocation == kAllocationOfHost ? 3U : 1U, 0, 0};
+            static_assert(sizeof given == sizeof *made);
+            std::memcpy(static_cast<void*>(made), &given, sizeof given);
             return cuda::kSuccess;
         };
         driver.graph_nodes = [](cuda::Handle graph, cuda::Handle* nodes, std::size_t* count) {
@@ -98,6 +106,7 @@ class CallsTest : public testing::Test {
     CallsTest() {
         FakeDriver::written.clear();
         FakeDriver::parameter_bytes = {};
+        races_before_ = races();
         for (const std::uintptr_t begin : {kHost, kOther}) {
             told(301, begin, kBytes, 0U);
         }
@@ -137,6 +146,14 @@ class CallsTest : public testing::Test {
         forget();
         EXPECT_TRUE(watch_->guard.idle());
     }
+    // That this test was told of: the tests of a process share the counts.
+    std::uint64_t races() const {
+        std::uint64_t sum = 0 - races_before_;
+        for (const Counts::Count& times : watch_->counts.times) {
+            sum += times.load();
+        }
+        return sum;
+    }
     void expect_no_use() { EXPECT_TRUE(watch_->guard.idle()); }
     void forget() {
         if (!watch_->guard.idle()) {
@@ -149,6 +166,7 @@ class CallsTest : public testing::Test {
     std::unique_ptr<Watcher> watch_ = std::make_unique<Watcher>(nullptr, 1, true, false, pages_);
     Driver driver_ = FakeDriver::made();
     std::unique_ptr<Calls> calls_ = std::make_unique<Calls>(*watch_, driver_);
+    std::uint64_t races_before_ = 0;
     char context_ = 0;
     cuda::Handle stream_ = &context_;
     // Layouts of parameters are remembered for as long as the process runs.

@@ -14,6 +14,7 @@ namespace {
 // cuda.h gives the older names to the newer calls; we mean what we write.
 #undef cuMemcpyBatchAsync
 #undef cuMemcpy3DBatchAsync
+#undef cuGraphAddNode
 #undef cuStreamWaitValue32
 #undef cuStreamWaitValue64
 #undef cuStreamWriteValue32
@@ -55,6 +56,20 @@ SAME(cuda::BatchCopy3d, width, CUDA_MEMCPY3D_BATCH_OP, extent.width);
 SAME(cuda::BatchCopy3d, depth, CUDA_MEMCPY3D_BATCH_OP, extent.depth);
 SAME(cuda::BatchCopy3d, order, CUDA_MEMCPY3D_BATCH_OP, srcAccessOrder);
 static_assert(sizeof(cuda::BatchCopy3d) == sizeof(CUDA_MEMCPY3D_BATCH_OP));
+SAME(cuda::Copy3d, src.reserved, CUDA_MEMCPY3D_PEER, srcContext);
+SAME(cuda::Copy3d, dst.device, CUDA_MEMCPY3D_PEER, dstDevice);
+SAME(cuda::Copy3d, depth, CUDA_MEMCPY3D_PEER, Depth);
+SAME(cuda::AllocationProperties, location, CUmemAllocationProp, location);
+SAME(cuda::AllocationProperties, location, CUmemPoolProps, location);
+SAME(cuda::AllocationProperties, type, CUmemPoolProps, allocType);
+static_assert(sizeof(cuda::AllocationProperties) == sizeof(CUmemAllocationProp));
+SAME(cuda::Access, flags, CUmemAccessDesc, flags);
+static_assert(sizeof(cuda::Access) == sizeof(CUmemAccessDesc));
+static_assert(sizeof(CUmemGenericAllocationHandle) == sizeof(std::uint64_t));
+static_assert(cuda::kPlaceOfHost == CU_MEM_LOCATION_TYPE_HOST);
+static_assert(cuda::kPlaceOfHostEnd == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT + 1);
+static_assert(cuda::kAllocationManaged == CU_MEM_ALLOCATION_TYPE_MANAGED);
+static_assert(cuda::kAccessBoth == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(cuda::MemsetNode, element_bytes, CUDA_MEMSET_NODE_PARAMS, elementSize);
 SAME(cuda::MemsetNode, height, CUDA_MEMSET_NODE_PARAMS, height);
 SAME(cuda::KernelNode, params, CUDA_KERNEL_NODE_PARAMS, kernelParams);
@@ -63,6 +78,9 @@ static_assert(sizeof(cuda::KernelNode) == sizeof(CUDA_KERNEL_NODE_PARAMS));
 SAME(cuda::NodeParams, kernel.params, CUgraphNodeParams, kernel.kernelParams);
 SAME(cuda::NodeParams, copy.copy, CUgraphNodeParams, memcpy.copyParams);
 SAME(cuda::NodeParams, memset.width, CUgraphNodeParams, memset.width);
+SAME(cuda::NodeParams, conditional.bodies, CUgraphNodeParams, conditional.phGraph_out);
+SAME(cuda::NodeParams, conditional.bodies_count, CUgraphNodeParams, conditional.size);
+static_assert(int{cuda::kNodeConditional} == int{CU_GRAPH_NODE_TYPE_CONDITIONAL});
 SAME(cuda::NodeParams, graph, CUgraphNodeParams, graph.graph);
 static_assert(sizeof(cuda::NodeParams) == sizeof(CUgraphNodeParams));
 SAME(cuda::LaunchConfig, stream, CUlaunchConfig, hStream);
@@ -78,6 +96,21 @@ TAKES(host_register, 1, cuMemHostRegister_v2, bytesize);
 TAKES(host_register, 2, cuMemHostRegister_v2, Flags);
 TAKES(host_free, 0, cuMemFreeHost, p);
 TAKES(host_unregister, 0, cuMemHostUnregister, p);
+TAKES(memory_map, 3, cuMemMap, handle);
+TAKES(memory_access, 2, cuMemSetAccess, desc);
+TAKES(memory_access, 3, cuMemSetAccess, count);
+TAKES(memory_unmap, 1, cuMemUnmap, size);
+TAKES(pool_create, 1, cuMemPoolCreate, poolProps);
+TAKES(pool_destroy, 0, cuMemPoolDestroy, pool);
+TAKES(pool_of_place, 1, cuMemGetDefaultMemPool, location);
+TAKES(pool_of_place, 2, cuMemGetMemPool, type);
+TAKES(pool_alloc, 2, cuMemAllocFromPoolAsync, pool);
+TAKES(pool_alloc, 3, cuMemAllocFromPoolAsync_ptsz, hStream);
+TAKES(pool_free, 0, cuMemFree_v2, dptr);
+TAKES(pool_free_in_order, 0, cuMemFreeAsync, dptr);
+TAKES(copy_peer, 2, cuMemcpyPeerAsync, srcDevice);
+TAKES(copy_peer, 5, cuMemcpyPeerAsync, hStream);
+TAKES(copy_shaped<cuda::Copy3d>, 1, cuMemcpy3DPeerAsync, hStream);
 TAKES(waited_for_stream, 0, cuStreamQuery, hStream);
 TAKES(waited_for_event, 0, cuEventQuery, hEvent);
 TAKES(waited_for_events, 2, cuEventElapsedTime_v2, hEnd);
@@ -135,6 +168,10 @@ TAKES(launch_cooperative, 3, cuLaunchCooperativeKernel, kernelParams);
 TAKES(launch_extended, 0, cuLaunchKernelEx, config);
 TAKES(launch_extended, 3, cuLaunchKernelEx, extra);
 TAKES(graph_launch, 1, cuGraphLaunch, hStream);
+TAKES(graph_add_node, 1, cuGraphAddNode_v2, hGraph);
+TAKES(graph_add_node, 5, cuGraphAddNode_v2, nodeParams);
+TAKES(graph_add_node_v1, 4, cuGraphAddNode, nodeParams);
+TAKES(graph_forget, 0, cuGraphDestroy, hGraph);
 TAKES(graph_instantiate, 1, cuGraphInstantiateWithFlags, hGraph);
 TAKES(graph_instantiate, 1, cuGraphInstantiateWithParams, hGraph);
 TAKES(graph_update, 1, cuGraphExecUpdate_v2, hGraph);

@@ -12,14 +12,16 @@
 
 namespace hostrace {
 
-constexpr std::uintptr_t kPage = Guard::kPage;
+constexpr std::uintptr_t kPage = 4096;
 constexpr std::uintptr_t kBase = 0x100000;
 
 class FakePages final : public Pages {
   public:
     bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) override {
         const std::lock_guard held(mutex_);
-        if (refuse || (begin < hole && hole < begin + bytes)) {
+        const std::uintptr_t large = kLargePageSizes.front();
+        const bool in_part = large_pages.meets({begin, begin + bytes}) && (begin % large != 0 || bytes % large != 0);
+        if (refuse || in_part || (begin < hole && hole < begin + bytes)) {
             return false;
         }
         EXPECT_EQ(begin % kPage, 0U);
@@ -45,6 +47,7 @@ class FakePages final : public Pages {
     }
     std::atomic<bool> refuse{false};
     std::atomic<std::uintptr_t> hole{0};  // what reaches over it is refused, as where a part is no longer mapped
+    Span large_pages;                     // these change as a whole alone
     std::atomic<int> calls{0};
 
   private:

@@ -1,6 +1,8 @@
 // Each call of the driver by its number: which bytes of the host it uses, and how.
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "calls_test.h"
 
 namespace hostrace {
@@ -182,6 +184,131 @@ TEST_F(CallsTest, MemoryIsPinnedAndGoesBack) {
     }
 }
 
+// Mapped to an address of its own, and open to the host afterwards.
+TEST_F(CallsTest, HostMemoryThatIsMapped) {
+    constexpr std::uintptr_t there = kOther + kBytes;
+    constexpr std::size_t none = 0;
+    // Kind and number of a place, and what it may do.
+    const std::array<int, 6> device{1, 0, 3, 1, 1, 3}, host{1, 0, 3, 2, 0, 3}, host_reads{2, 0, 1, 0, 0, 0};
+    const auto copy = [&] { told(306, kDevice, there + 8, std::size_t{10}, stream_); };
+    const auto access = [&](const auto& to, std::size_t count) { told(553, there, 2 * kBytes, &to, count); };
+    told(551, there, kBytes, none, FakeDriver::kAllocationOfHost, 0ULL);
+    told(551, there + kBytes, kBytes, none, FakeDriver::kAllocationOfDevice, 0ULL);
+    access(device, std::size_t{2});
+    copy();
+    expect_no_use();
+    access(host, std::size_t{2});
+    copy();
+    expect_use(there + 8, 10, false, Kind::copy);
+    told(306, kDevice, there + kBytes, std::size_t{10}, stream_);
+    expect_no_use();
+    copy();
+    access(host_reads, 1);
+    expect_no_use();
+    copy();
+    expect_no_use();
+    access(host, std::size_t{2});
+    copy();
+    EXPECT_FALSE(watch_->guard.idle());
+    tell(cupti::kEnter, 0, 552, there, 2 * kBytes);
+    expect_no_use();
+    EXPECT_EQ(races(), 1U);
+    copy();
+    expect_no_use();
+}
+
+TEST_F(CallsTest, HostMemoryOfPools) {
+    constexpr std::uintptr_t there = kOther + kBytes;
+    std::uintptr_t made = there + 64;
+    const std::array<int, 4> of_host{1, 0, 2, 0}, of_device{1, 0, 1, 0};
+    std::array<char, 3> are_pools{};
+    const auto pool = [&](std::size_t at) { return static_cast<cuda::Handle>(&are_pools[at]); };
+    std::array<cuda::Handle, 3> pools{pool(0), pool(1), pool(2)};
+    const std::array<int, 2> numa{3, 0};
+    told(607, pools.data(), &of_host);
+    told(607, &pools[1], &of_device);
+    const auto copy = [&] { told(306, kDevice, made, std::size_t{10}, stream_); };
+    const auto alloc = [&](std::uint32_t number, std::size_t from) {
+        told(number, &made, std::size_t{100}, pools[from], stream_);
+        copy();
+    };
+    for (const std::uint32_t number : {801, 802}) {
+        told(608, pools[2]);
+        alloc(611, 2);
+        expect_no_use();
+        told(number, &pools[2], &numa, 1);
+        for (const std::uint32_t taken : {611, 612}) {
+            for (const std::size_t from : {0, 2}) {
+                alloc(taken, from);
+                expect_use(made, 10, false, Kind::copy);
+                tell(cupti::kEnter, 0, 600, made, stream_);
+            }
+        }
+    }
+    for (const std::uint32_t number : {600, 601}) {
+        alloc(611, 0);
+        tell(cupti::kEnter, 0, number, made, stream_);  // what is freed in order is no race
+        expect_no_use();
+        EXPECT_EQ(races(), 0U);
+        copy();
+        expect_no_use();
+    }
+    alloc(611, 1);
+    expect_no_use();
+    told(611, &made, std::size_t{100}, pools[0], reinterpret_cast<cuda::Handle>(99));  // a node of a graph
+    copy();
+    expect_no_use();
+    alloc(611, 0);
+    tell(cupti::kEnter, 0, 245, made);
+    expect_no_use();
+    EXPECT_EQ(races(), 1U);
+}
+
+TEST_F(CallsTest, CopiesBetweenPeersHaveSeldomASideOfTheHosts) {
+    for (const std::uint32_t number : {319, 426}) {
+        told(number, kDevice, &context_, kDevice + kBytes, &context_, std::size_t{300}, stream_);
+        expect_no_use();
+        told(number, kDevice, &context_, kHost + 100, &context_, std::size_t{300}, stream_);
+        expect_use(kHost + 100, 300, false, Kind::copy);
+        told(number, kHost + 100, &context_, kDevice, &context_, std::size_t{300}, stream_);
+        expect_use(kHost + 100, 300, true, Kind::copy);
+    }
+    for (const std::uint32_t number : {321, 427}) {
+        const auto context = reinterpret_cast<Word>(&context_);
+        const Words<25> between{0, 0, 0,         0, kIsDevice, 0, kDevice, 0,   context, 256, 8, 0, 0,
+                                0, 0, kIsDevice, 0, kDevice,   0, context, 256, 8,       100, 2, 3};
+        told(number, &between, stream_);
+        expect_no_use();
+        const Words<25> from_host{0, 0, 0,         0, kIsHost, kHost, 0,       0,   context, 256, 8, 0, 0,
+                                  0, 0, kIsDevice, 0, kDevice, 0,     context, 256, 8,       100, 2, 3};
+        told(number, &from_host, stream_);
+        expect_use(kHost, 2 * 8 * 256 + 256 + 100, false, Kind::copy);
+    }
+}
+
+TEST_F(CallsTest, LargePagesAreProtectedAsAWhole) {
+    constexpr std::uintptr_t page = kLargePageSizes.front(), begin = std::uintptr_t{1} << 34U;
+    pages_.large_pages = {begin, begin + 4 * page};
+    told(301, begin + page, 2 * page, 0U);
+    told(301, begin + kPage, 8 * kPage, 0U);  // a part of a large page: what is there is compared
+    told(306, kDevice, begin + page + 100, std::size_t{10}, stream_);
+    EXPECT_EQ(pages_.of(begin + 2 * page - 1), Protection::read_only);
+    EXPECT_EQ(pages_.of(begin + 2 * page), Protection::open);
+    Verdict beside = watch_->guard.touch(begin + 2 * page - 8, 1, Access::write);
+    EXPECT_EQ(beside.answer, Answer::step);
+    EXPECT_EQ(beside.opening.pages, (Span{begin + page, begin + 2 * page}));
+    EXPECT_EQ(pages_.of(begin + page), Protection::open);
+    watch_->guard.close(beside.opening);
+    EXPECT_EQ(pages_.of(begin + page), Protection::read_only);
+    expect_use(begin + page + 100, 10, false, Kind::copy);
+    EXPECT_TRUE(pages_.all_open());
+    const std::uint64_t dropped = watch_->counts.dropped;
+    told(306, kDevice, begin + 2 * kPage, std::size_t{10}, stream_);
+    EXPECT_TRUE(pages_.all_open());
+    expect_use(begin + 2 * kPage, 10, false, Kind::copy);
+    EXPECT_EQ(watch_->counts.dropped, dropped);
+}
+
 TEST_F(CallsTest, WhatFailsOrIsCapturedEnqueuesNothing) {
     tell(cupti::kExit, 700, 306, kDevice, kHost, std::size_t{10}, stream_);
     tell(cupti::kEnter, 0, 306, kDevice, kHost, std::size_t{10}, stream_);
@@ -203,6 +330,17 @@ TEST_F(CallsTest, EachThreadHasItsOwnDefaultStream) {
     EXPECT_EQ(stream_of(306, reinterpret_cast<cuda::Handle>(2)), 2U);
     EXPECT_EQ(stream_of(418, none), 2U);
     EXPECT_EQ(stream_of(418, stream_), reinterpret_cast<std::uint64_t>(stream_));
+}
+
+TEST_F(CallsTest, ThreadsThatEndGiveTheWordsOfTheirStreamsBack) {
+    const std::uint64_t before = watch_->counts.unwatched_streams;
+    for (int threads = 0; threads < 3000; ++threads) {
+        std::thread([&] {
+            told(418, kDevice, kHost, std::size_t{10}, cuda::Handle{});
+            expect_use(kHost, 10, false, Kind::copy);  // it is over then
+        }).join();
+    }
+    EXPECT_EQ(watch_->counts.unwatched_streams, before);
 }
 
 TEST_F(CallsTest, WaitingForTheDeviceOpensWhatHasEnded) {

@@ -6,7 +6,7 @@
 namespace hostrace {
 namespace {
 
-constexpr int kKernel = 0, kCopy = 1, kMemset = 2, kEmpty = 5, kHostCall = 3, kChild = 4;
+constexpr int kKernel = 0, kCopy = 1, kMemset = 2, kEmpty = 5, kHostCall = 3, kChild = 4, kConditional = 13;
 
 Words<25> upload(std::uintptr_t from) {
     return {0, 0, 0, 0, 1, from, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, kDevice, 0, 0, 0, 0, 300, 1, 1};
@@ -94,6 +94,50 @@ TEST_F(GraphsTest, EveryKindOfNode) {
     Graph parent{{kChild, &with_memset}};
     instantiate(parent);
     expect_launched(kHost, 2 * 512 + 20, true, Kind::graph_memset);
+}
+
+// Handle, kind and number of the bodies, where they are, and a context, as the call that adds the node leaves them.
+TEST_F(GraphsTest, BodiesOfConditionalNodesMayRun) {
+    const Words<25> copy = upload(kHost);
+    const Words<5> zeros = memset(kOther);
+    Graph body{node(kCopy, copy)}, other{node(kMemset, zeros)}, graph{{kConditional}}, clone{{kConditional}};
+    const std::array<Graph*, 2> bodies{&body, &other};
+    const Words<6> params{kConditional, 0, 7, Word{2} << 32U, reinterpret_cast<Word>(bodies.data()), 0};
+    cuda::Handle made = graph.data();
+    const std::uintptr_t none = 0;
+    const auto expect_maybe = [&](std::uintptr_t begin, std::size_t bytes, bool device_writes, Kind kind) {
+        launch();
+        EXPECT_EQ(watch_->guard.touch(begin, 1, Access::write).grade, Grade::possible);
+        expect_use(begin, bytes, device_writes, kind);
+    };
+    const auto expect_both = [&] {
+        expect_maybe(kHost, 300, false, Kind::conditional_copy);
+        expect_maybe(kOther, 2 * 512 + 20, true, Kind::conditional_memset);
+    };
+    for (const std::uint32_t number : {712, 723}) {
+        number == 712 ? told(number, &made, &graph, none, std::size_t{0}, &params)
+                      : told(number, &made, &graph, none, none, std::size_t{0}, &params);
+        instantiate(graph);
+        expect_both();
+        tell(cupti::kEnter, 0, 517, &graph);
+        instantiate(graph);
+        launch();
+        expect_no_use();
+    }
+    const std::uint64_t unread = watch_->counts.unread_bodies;
+    instantiate(clone);
+    launch();
+    expect_no_use();
+    EXPECT_EQ(watch_->counts.unread_bodies, unread + 1);
+    // A newer driver tells them.
+    FakeDriver::conditional = params;
+    driver_.any_node = [](cuda::Handle, cuda::NodeParams* told) {
+        std::memcpy(static_cast<void*>(told), &FakeDriver::conditional, sizeof FakeDriver::conditional);
+        return cuda::kSuccess;
+    };
+    instantiate(clone);
+    expect_both();
+    EXPECT_EQ(watch_->counts.unread_bodies, unread + 1);
 }
 
 TEST_F(GraphsTest, AnotherGraphTakesThePlaceOfTheFirst) {

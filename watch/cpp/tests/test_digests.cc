@@ -5,13 +5,14 @@
 #include <cstring>
 #include <vector>
 
+#include "fake_pages.h"
 #include "hostrace/digests.h"
 
 namespace hostrace {
 namespace {
 
 using Found = Digests::Found;
-constexpr std::size_t kSize = 3 * kPageSize;
+constexpr std::size_t kSize = 3 * kPage;
 
 class DigestsTest : public testing::Test {
   protected:
@@ -84,14 +85,14 @@ TEST_F(DigestsTest, NothingIsComparedBeforeTheProgramHasObservedTheEnd) {
 
 TEST_F(DigestsTest, MemoryThatWentIsGoneAndMemoryThatIsProtectedIsRead) {
     add(bytes());
-    add(bytes(0, kPageSize));
+    add(bytes(0, kPage));
     end();
     observe();
-    mprotect(memory_, kPageSize, PROT_NONE);
+    mprotect(memory_, kPage, PROT_NONE);
     EXPECT_EQ(compared(), (std::vector{Found::as_it_was, Found::as_it_was}));
-    mprotect(memory_, kPageSize, PROT_READ | PROT_WRITE);
+    mprotect(memory_, kPage, PROT_READ | PROT_WRITE);
     add(bytes());
-    munmap(memory_ + kPageSize, kPageSize);
+    munmap(memory_ + kPage, kPage);
     EXPECT_EQ(compared(), std::vector{Found::gone});
     EXPECT_FALSE(digests_.add(use(bytes()), bytes()));
 }
@@ -113,8 +114,8 @@ TEST_F(DigestsTest, CodeInTheStreamMayWriteWhatItComesBehind) {
 }
 
 TEST_F(DigestsTest, MemoryThatGoesBackAndContextsAreForgotten) {
-    add(bytes(0, kPageSize));
-    add(bytes(kPageSize, kPageSize));
+    add(bytes(0, kPage));
+    add(bytes(kPage, kPage));
     digests_.forget(bytes(10, 1));
     digests_.forget_context(&seen_);
     EXPECT_FALSE(digests_.idle());

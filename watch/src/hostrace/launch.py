@@ -46,7 +46,7 @@ def library() -> Path:
     for folder in hostrace.__path__:
         if (Path(folder) / LIBRARY).exists():
             return Path(folder) / LIBRARY
-    raise HostraceError(f"{LIBRARY} is not installed; it is built for x86-64 Linux alone")
+    raise HostraceError(f"{LIBRARY} is not installed; it is built for x86-64 and aarch64 Linux alone")
 
 
 def prepared(hold_ms: int | None, settings: Sequence[str] = ()) -> tuple[Path, dict[str, str]]:

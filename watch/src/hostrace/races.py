@@ -24,10 +24,11 @@ NUMBERS = (
     "own_order",
     "shared_pages",
     "digested",
+    "unread_bodies",
 )
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames on the driver's side of a call do not show the caller.
-SYSTEM = re.compile(r"/(libc|libm|libpthread|libstdc\+\+|ld-linux-x86-64)\.so")
+SYSTEM = re.compile(r"/(libc|libm|libpthread|libstdc\+\+|ld-linux-[a-z0-9_-]+)\.so")
 DRIVER = re.compile(r"lib(cupti|cuda)\.so|libcudart")
 
 

@@ -26,6 +26,10 @@ UNSEEN = {
     "let_go": ("use", "had ended, and was let go before the program had observed that: too many, or in the way"),
     "unbegun": ("use", "was touched while the device waited for the host before it: it is no longer watched"),
     "own_order": ("launch", "of a graph in which the host takes part: copies in it are not watched"),
+    "unread_bodies": (
+        "launch",
+        "of a graph with a conditional node that was copied from another graph: this driver does not tell its body",
+    ),
     "trimmed": ("kernel", "got more pinned memory than is watched of it (64 MiB from the address on)"),
     "pairs_lost": ("race", "found no room in the list"),
     "gave_up": ("time", "a held thread went on because the device did not finish in time"),
@@ -129,9 +133,11 @@ def remedy(race: Race) -> str:
     else:
         text = f"{wait} before it writes, or let it fill another buffer meanwhile"
     if race.grade == "possible":
-        unknown = (
-            "the kernel uses this memory" if "kernel" in race.use else "nothing that hostrace does not know orders them"
-        )
+        unknown = "nothing that hostrace does not know orders them"
+        if "kernel" in race.use:
+            unknown = "the kernel uses this memory"
+        elif "conditional" in race.use:
+            unknown = "the body runs"
         return f"If {unknown}, {text}."
     return f"{text[0].upper()}{text[1:]}."
 
