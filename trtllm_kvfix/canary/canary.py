@@ -34,6 +34,8 @@ FINDINGS_MAX = 100  # that are kept; all are counted
 STEPS_REMEMBERED = 1024  # with the requests that they wrote for
 WRITERS_MAX = 16  # named in a finding
 
+OBSERVES = "observes"
+
 Kind = Literal["changed", "unfilled"]
 # The hazards that leave such a trace. A guess: a defect that nobody knows yet leaves it as well.
 FITTING: dict[tuple[Kind, Occasion], tuple[str, ...]] = {
@@ -166,6 +168,7 @@ class Canary:
     def __init__(
         self, device: Device, stream: int, pool: Pool, tokens_per_block: int, blocks_per_step: int,
         fixes_off: Collection[str] = (), hazards: Collection[str] = (), seed: int | None = None,
+        say: Callable[..., None] = log.error,
     ) -> None:  # fmt: skip
         """`hazards`: those that no fix keeps away here. `seed`: for the key, and for the order of looks at live
         blocks."""
@@ -183,10 +186,11 @@ class Canary:
         self._left = self._extra  # of them in this step
         self._round: list[int] = []  # slots still to be looked at in this round
         self._writers: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=STEPS_REMEMBERED)
+        self._say = say
         self._said: set[tuple[Kind, Occasion]] = set()
         self._compared: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._report = CanaryReport("observes", blocks_per_step)
+        self._report = CanaryReport(OBSERVES, blocks_per_step)
 
     # ---- what the loop does ----
 
@@ -230,7 +234,7 @@ class Canary:
     def report(self) -> CanaryReport:
         report = self._report
         report.blocks_compared, report.counts = dict(self._compared), dict(self._counts)
-        report.state = "observes" if self.fault is None else f"stood down in step {report.steps}: {self.fault}"
+        report.state = OBSERVES if self.fault is None else f"stood down in step {report.steps}: {self.fault}"
         return report
 
     def stand_down(self, error: Exception) -> None:
@@ -311,7 +315,7 @@ class Canary:
             self._report.findings.append(finding)
         if (kind, occasion) not in self._said:
             self._said.add((kind, occasion))
-            log.error("canary: %s. Others of this kind are counted, not logged", sentence(finding))
+            self._say("canary: %s. Others of this kind are counted, not logged", sentence(finding))
 
 
 def differing_layers(kept: Sequence[int], found: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.log import log
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
@@ -74,7 +75,7 @@ class Cache:
         off, machine, config = self._config.off, self._machine, self._config
         canary = Canary(
             machine.device, machine.stream, told, config.tokens_per_block, config.canary, off,
-            [HAZARDS[fix] for fix in off], seed=0,
+            [HAZARDS[fix] for fix in off], seed=0, say=log.info,
         )  # fmt: skip
         self.books.tell_of_copies(canary.moved)
         return canary
