@@ -2,8 +2,11 @@
 
 import ctypes
 import logging
+import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +158,36 @@ def test_looks_that_come_too_late_are_counted(monkeypatch: pytest.MonkeyPatch) -
     server.fill(1, list(range(20)))
     server.fill(2, list(range(20)))
     assert server.canary.report().missed == 17
+    server.canary.close()
+
+
+def missed(r: float) -> float:
+    """As docs/canary.md says it."""
+    return 1 - r + r**3 / 6 if r <= 1 else max(0, 2 - r) ** 3 / 6
+
+
+def test_canary_md_shows_the_formula() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "canary.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^\| \*r\* \| (.*) \|\n.*\n\| missed \| (.*) \|$", page, re.MULTILINE)
+    ratios, percents = (row.split(" | ") for row in shown)
+    assert [f"{100 * missed(float(r)):.0f} %" for r in ratios] == percents
+
+
+@pytest.mark.parametrize(("lasts", "trials"), [(2, 300), (5, 300), (10, 200), (20, 60)])
+def test_changes_that_do_not_last_are_missed_as_often_as_the_formula_says(lasts: int, trials: int) -> None:
+    server, draw = Server(2), random.Random(lasts)
+    server.fill(1, list(range(20)))
+    server.step()
+    for _ in range(trials):
+        slot = draw.choice([slot for slot in range(20) if not server.canary.books.primary[slot].changed])
+        server.bytes[slot, 0, 0] ^= 1
+        for _ in range(lasts):
+            server.step()
+        server.bytes[slot, 0, 0] ^= 1
+        for _ in range(draw.randrange(10)):
+            server.step()
+    found = server.canary.report().counts.get("changed", 0)
+    assert 1 - found / trials == pytest.approx(missed(2 * lasts / 20), abs=0.07)
     server.canary.close()
 
 
