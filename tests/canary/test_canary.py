@@ -161,6 +161,29 @@ def test_looks_that_come_too_late_are_counted(monkeypatch: pytest.MonkeyPatch) -
     server.canary.close()
 
 
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEP_LOOKS_MAX", 1)
+    monkeypatch.setattr(module, "DUE_MAX", 8)
+    server = Server(1)
+    server.fill(1, list(range(20)))
+    assert server.canary.report().missed == 12
+    server.canary.close()
+
+
+def test_too_little_memory_ends_the_canary_and_not_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DeviceError("cannot pin")
+
+    monkeypatch.setattr(module, "HostPool", refuse)
+    server = Server()
+    server.fill(1, [3])
+    server.canary.close()
+    assert server.canary.report().state == "stood down in step 0: DeviceError: cannot pin"
+    assert caplog.text.count("the canary stands down") == 1
+
+
 def missed(r: float) -> float:
     """As docs/canary.md says it."""
     return 1 - r + r**3 / 6 if r <= 1 else max(0, 2 - r) ** 3 / 6
@@ -196,7 +219,7 @@ def test_the_key_changes_every_digest() -> None:
     for server in servers:
         server.fill(1, [3])
     first, second = (server.canary.books.primary[3].digests for server in servers)
-    assert first and second and not set(first) & set(second)
+    assert first and second and len(module.differing_layers(first, second)) == LAYERS
 
 
 def pulled_out(server: Server) -> None:

@@ -103,7 +103,7 @@ def test_a_block_is_complete_once_its_last_position_is_kept_for_certain() -> Non
 def test_a_digest_travels_with_its_block() -> None:
     told = Told()
     (look,) = told.run(1, [5], 0, SIZE)
-    look.fill.digests = (7,)
+    look.fill.digests = b"7"
     assert not list(told.books.moved("offload", 5, 2, SIZE))
     list(told.books.admitted(2, [5], 0))
     (back,) = told.books.moved("onboard", 2, 9, SIZE)

@@ -30,6 +30,7 @@ KEY_BYTES = 32  # a word for each lane of the digest
 STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
 STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
 STEP_LOOKS_MAX = 256  # the same
+DUE_MAX = 16384  # of them that wait for a step with room
 FINDINGS_MAX = 100  # that are kept; all are counted
 STEPS_REMEMBERED = 1024  # with the requests that they wrote for
 WRITERS_MAX = 16  # named in a finding
@@ -115,18 +116,17 @@ class Ring:
         self._next = (self._next + len(looks)) % self.places
         self.free -= len(looks)
 
-    def arrived(self) -> Iterator[tuple[BlockLook, tuple[int, ...], int]]:
+    def arrived(self) -> Iterator[tuple[BlockLook, bytes, int]]:
         """Each block that has arrived, its digests by layer, and the step behind which it was copied."""
         first = (self._next - (self.places - self.free)) % self.places
         while self._on_way and self._on_way[0][0].done():
             mark, looks, step = self._on_way.popleft()
-            digests = self._memory.digests(self._places(first, len(looks)))
+            digests = np.array(self._memory.digests(self._places(first, len(looks))), np.uint64)
             self._idle.append(mark)
             first = (first + len(looks)) % self.places
             self.free += len(looks)
-            layers = self._pool.layers
-            for number, look in enumerate(looks):
-                yield look, tuple(digests[number * layers : (number + 1) * layers]), step
+            for look, by_layer in zip(looks, digests.reshape(len(looks), -1), strict=True):
+                yield look, by_layer.tobytes(), step
 
     def close(self) -> None:
         """The device may still write to memory that is on its way: that is never given back."""
@@ -181,7 +181,6 @@ class Canary:
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // pool.slot_bytes))
         places = STEPS_IN_RING * (self._extra + blocks_per_step)
-        self._ring = Ring(device, stream, pool, places, self._random.randbytes(KEY_BYTES))
         self._due: deque[BlockLook] = deque()  # because something has happened to the block
         self._left = self._extra  # of them in this step
         self._round: list[int] = []  # slots still to be looked at in this round
@@ -191,6 +190,10 @@ class Canary:
         self._compared: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._report = CanaryReport(OBSERVES, blocks_per_step)
+        try:
+            self._ring = Ring(device, stream, pool, places, self._random.randbytes(KEY_BYTES))
+        except DeviceError as error:  # there is too little memory that can be pinned
+            self.stand_down(error)
 
     # ---- what the loop does ----
 
@@ -199,15 +202,15 @@ class Canary:
         """Copies of blocks are about to be enqueued."""
         for item in items:
             kind = cast("MoveKind", item.kind)
-            self._due.extend(self.books.moved(kind, item.slot_src, item.slot_dst, item.tokens))
+            self._add(self.books.moved(kind, item.slot_src, item.slot_dst, item.tokens))
 
     @guarded
     def admitted(self, request: int, slots: Sequence[int], reused: int) -> None:
-        self._due.extend(self.books.admitted(request, slots, reused))
+        self._add(self.books.admitted(request, slots, reused))
 
     @guarded
     def loaded(self, request: int, begin: int, end: int) -> None:
-        self._due.extend(self.books.loaded(request, begin, end))
+        self._add(self.books.loaded(request, begin, end))
 
     @guarded
     def step(self, writes: Sequence[Write]) -> None:
@@ -216,14 +219,15 @@ class Canary:
         self._writers.append((self._report.steps, tuple(write.request for write in writes)))
         self._read()
         for write in writes:
-            self._due.extend(self.books.written(write))
+            self._add(self.books.written(write))
         self._left = self._extra
         self._send_due()
         self._send(list(islice(self._live_ones(), min(self._blocks_per_step, self._ring.free))))
 
     @guarded
     def released(self, request: int) -> None:
-        self._due.extendleft(self.books.released(request))  # first: the slots may be given away at once
+        for look in self.books.released(request):
+            self._due.appendleft(look)  # first: the slots may be given away at once
         self._send_due()
 
     @guarded
@@ -245,7 +249,8 @@ class Canary:
 
     def close(self) -> None:
         try:
-            self._ring.close()
+            if hasattr(self, "_ring"):  # it may have stood down before it had one
+                self._ring.close()
         except Exception as error:
             self.stand_down(error)
 
@@ -261,6 +266,13 @@ class Canary:
             fill = self.books.primary[slot]
             if fill.digests is not None:
                 yield BlockLook(slot, fill, "live")
+
+    def _add(self, looks: Iterable[BlockLook]) -> None:
+        for look in looks:
+            if len(self._due) < DUE_MAX:
+                self._due.append(look)
+            else:
+                self._report.missed += 1
 
     def _send_due(self) -> None:
         looks: list[BlockLook] = []
@@ -318,8 +330,10 @@ class Canary:
             self._say("canary: %s. Others of this kind are counted, not logged", sentence(finding))
 
 
-def differing_layers(kept: Sequence[int], found: Sequence[int]) -> tuple[int, ...]:
-    return tuple(layer for layer, (a, b) in enumerate(zip(kept, found, strict=True)) if a != b)
+def differing_layers(kept: bytes, found: bytes) -> tuple[int, ...]:
+    if kept == found:
+        return ()
+    return tuple(np.flatnonzero(np.frombuffer(kept, np.uint64) != np.frombuffer(found, np.uint64)).tolist())
 
 
 def sentence(finding: Finding) -> str:

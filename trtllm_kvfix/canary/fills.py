@@ -24,7 +24,7 @@ class Fill:
     filler: int  # the request that computed it
     tokens: int = 0  # leading positions that were written
     complete: bool = False
-    digests: tuple[int, ...] | None = None  # by layer, once they are known
+    digests: bytes | None = None  # by layer, once they are known
     right_at: int = 0  # the last step behind which it was seen to be what was filled
     changed: bool = False  # it was seen to be something else
 
