@@ -19,8 +19,10 @@ SPEAKS_WITHIN = 50  # steps
 class Watched:
     """A load through an engine with a canary: when it first spoke, and whether an answer was wrong by then."""
 
-    def __init__(self, load: Load, config: EngineConfig, *, until_it_speaks: bool = False, cancels: int = 0) -> None:
-        machine = open_machine("cpu")
+    def __init__(
+        self, load: Load, config: EngineConfig, *, until_it_speaks: bool = False, cancels: int = 0, device: str = "cpu"
+    ) -> None:
+        machine = open_machine(device)
         engine = Engine(machine, load.model, config)
         canary = engine.cache.canary
         assert canary is not None
