@@ -36,7 +36,7 @@ SUMMARIES = {
 # `replay` has its own, as they are long. Tests parse each of these.
 EXAMPLES = {
     "bench": ("trtllm-kvfix bench --device cpu --requests 20", "trtllm-kvfix bench trace.jsonl --plot cost.svg"),
-    "demo": ("trtllm-kvfix demo", "trtllm-kvfix demo --device cpu --html demo.html"),
+    "demo": ("trtllm-kvfix demo", "trtllm-kvfix demo --device cpu --html demo.html", "trtllm-kvfix demo --canary"),
     "disable": ("trtllm-kvfix disable",),
     "doctor": (
         "trtllm-kvfix doctor",

@@ -37,6 +37,19 @@ def test_engine_md_shows_what_the_demo_finds() -> None:
     assert shown == found
 
 
+def test_canary_md_shows_what_the_canary_of_the_demo_finds() -> None:
+    report = json.loads(CliRunner().invoke(main, ["demo", "--device", "cpu", "--canary", "--json"]).stdout)
+    found: dict[str, list[str]] = {}
+    for scene in report["scenes"]:
+        canary = scene["control"]["canary"]
+        first = str(canary["findings"][0]["wrong_at"]) if canary["findings"] else "-"
+        found[f"{scene['fix']} ({scene['hazard']})"] = [str(sum(canary["counts"].values())), first]
+        assert not scene["fixed"]["canary"]["counts"]
+    (table,) = (block for block in blocks(DOCS / "canary.md") if "first one behind step" in block.text)
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in table.text.splitlines()[2:]]
+    assert {label(name): shown for name, *shown in rows} == found
+
+
 def test_offload_md_says_what_a_large_store_brings_to_each_admission() -> None:
     page = " ".join((DOCS / "offload.md").read_text(encoding="utf-8").split())
     (command,) = re.findall(r"`trtllm-kvfix (replay --generate chat [^`]*)`", page)

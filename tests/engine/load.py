@@ -96,6 +96,8 @@ class Played:
             self.blocks_loaded = self.stats.blocks_onboarded if tier is None else tier.loads
             self.digest = engine.cache.core.digest()
             self.steps = engine.steps
+            canary = engine.cache.canary
+            self.canary = None if canary is None else canary.report()
         finally:
             engine.close()
             machine.close()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.load import LENGTH_MAX, TIGHT, VOCABULARY, Load, Played
+from tests.engine.load import ENGINES, LENGTH_MAX, TIGHT, VOCABULARY, Load, Played, usual_load
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 from trtllm_kvfix.engine.loop import Engine
@@ -159,3 +159,22 @@ def test_no_save_is_waited_for_behind_a_held_step(machine: Machine, monkeypatch:
     cache.wait_for_leaving()
     assert could_begin == [True]
     engine.close()
+
+
+def test_a_request_may_be_cancelled_between_the_end_of_its_load_and_the_next_step() -> None:
+    load, machine = usual_load(), open_machine("cpu")
+    engine = Engine(machine, load.model, ENGINES["the connector"])
+    cancelled = 0
+    for request in load.requests():
+        engine.submit(request)
+    while engine.busy:
+        engine.step()
+        loading = [request for request in engine.scheduler.running if request.loading]
+        if loading and cancelled < 5:
+            assert engine.cache.tier is not None
+            engine.cache.tier.wait()  # it has seen the end, and nobody has asked for it
+            engine.cancel(loading[0])
+            cancelled += 1
+    assert cancelled == 5
+    engine.close()
+    machine.close()

@@ -26,6 +26,7 @@ SAYS = {
     "hazards": "each with scenarios",
     "managers": "ours in upstream",
     "fixes": "one room each",
+    "canary": "has KV changed?",
     "engine": "a small one",
     "subclasses": "for own programs",
     "process": "on and off",

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.engine.batch import StepBatch
-from trtllm_kvfix.engine.config import EngineConfig
+from trtllm_kvfix.canary.canary import Canary, Pool
+from trtllm_kvfix.canary.fills import Write
+from trtllm_kvfix.engine.batch import StepBatch, StepPart
+from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.log import log
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
@@ -56,6 +59,7 @@ class Cache:
         self.pages: Array = halves.view(machine.xp.float32).reshape(-1, *page)
         self.pages[:] = 0
         self.tier = self._connector(pool) if config.blocks_host and not is_own else None
+        self.canary = self._hatched() if config.canary else None
         self._loading: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}  # ended, and their blocks are still being saved
 
@@ -64,6 +68,17 @@ class Cache:
         told = SimpleNamespace(address=address, shape=shape, nbytes=pool.nbytes, dtype=pool.dtype)
         machine, config = self._machine, self._config
         return LoopTier(machine.device, told, config.tokens_per_block, config.blocks_host, machine.settle)
+
+    def _hatched(self) -> Canary:
+        (shape,) = self.books.layout.pools
+        told = Pool(int(self.books.get_block_pool_pointers()[0, 0]), shape.slot_bytes, len(shape.layers))
+        off, machine, config = self._config.off, self._machine, self._config
+        canary = Canary(
+            machine.device, machine.stream, told, config.tokens_per_block, config.canary, off,
+            [HAZARDS[fix] for fix in off], seed=0, say=log.info,
+        )  # fmt: skip
+        self.books.tell_of_copies(canary.moved)
+        return canary
 
     # ---- an iteration ----
 
@@ -83,6 +98,9 @@ class Cache:
             self.books.refresh_blocks()
         for request in arriving:
             if request not in refused:
+                if self.canary is not None:
+                    blocks, reused = self._blocks(request), request.context_current_position
+                    self.canary.admitted(request.request_id, blocks, reused)
                 self._look_in_tier(request)
                 request.tokens_reused += request.context_current_position
         return refused
@@ -116,6 +134,16 @@ class Cache:
         if self._config.late_every and begun.done():
             self.tier.wait()  # nothing holds these: they are over before the step begins
 
+    def launched(self, batch: StepBatch) -> None:
+        """The step's kernels have been enqueued."""
+        if self.canary is not None:
+            self.canary.step([self._write(part) for part in batch.parts])
+
+    def _write(self, part: StepPart) -> Write:
+        request, end = part.request, part.begin + part.tokens
+        slots = self._blocks(request)[part.begin // self._config.tokens_per_block :]
+        return Write(request.request_id, slots, part.begin, end, accepted=end)
+
     def _look_in_tier(self, request: Request) -> None:
         if self.tier is not None and self.tier.admitted(
             request, request.context_current_position, self._blocks(request)
@@ -129,6 +157,8 @@ class Cache:
         progress = self.tier.progress()
         for request_id, position in progress.loaded.items():
             request = self._loading.pop(request_id)
+            if self.canary is not None:
+                self.canary.loaded(request_id, request.context_current_position, position)
             request.loading, request.context_current_position = False, position
             self.books.store_context_blocks(request)  # as a chunk that has been computed
         for request_id in progress.saved:
@@ -192,6 +222,8 @@ class Cache:
 
     def remove(self, request: Request) -> None:
         self._let_copies_go()
+        if self.canary is not None:
+            self.canary.released(request.request_id)
         if not self._config.has("computed-blocks"):
             self._offer_all(request)
         if self.tier is not None:
@@ -239,6 +271,8 @@ class Cache:
         self.begin()
         if self.tier is not None:
             self.tier.close()
+        if self.canary is not None:
+            self.canary.close()
         self.books.release_pools()
         for stream in (self.copy_stream, self._idle):
             self._machine.device.destroy_stream(stream)

@@ -32,12 +32,17 @@ class EngineConfig:
     # The native manager's copies between the tiers are late, too: they begin when the host waits for what they stand in
     # front of, or else when the step is over.
     late_copies: bool = False
+    canary: int = (
+        0  # blocks that it looks at in each step, besides those that something has happened to; 0: there is none
+    )
 
     def __post_init__(self) -> None:
         if self.manager not in MANAGERS:
             raise SettingsError(f"manager is '{self.manager}'; known are {', '.join(MANAGERS)}")
         if self.tier not in TIERS:
             raise SettingsError(f"tier is '{self.tier}'; known are {', '.join(TIERS)}")
+        if self.canary < 0:
+            raise SettingsError(f"canary is {self.canary}; it is a number of blocks, and 0 means none")
         for fix in self.off:
             self._check_off(fix)
         if self.blocks_primary * self.tokens_per_block < self.length_max:

@@ -203,6 +203,7 @@ class Engine:
             self._machine.hold()  # a wait for the inputs does not wait for the tables
         self._tables.ship([part.request for part in batch.parts])
         self._forward.launch(batch, step.number)
+        self.cache.launched(batch)
         step.end.record()
         self._flying.append(step)
         if every and not late:

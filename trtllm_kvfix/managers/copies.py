@@ -6,10 +6,11 @@ copies done: a block is usable on all ranks in the same iteration, or on none.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from trtllm_kvfix.managers.memory import Memory, Spans
-from trtllm_kvfix.native import BlockManager, CopyEngine, Device, DeviceError
+from trtllm_kvfix.native import BlockManager, CopyEngine, Device, DeviceError, TransferItem
 from trtllm_kvfix.staging import current_place
 
 TRANSFERS_MAX = 256  # groups of copies in flight; one more waits for the oldest
@@ -26,12 +27,15 @@ class BookedCopies:
         self._engine = CopyEngine(device, transfers_max=TRANSFERS_MAX)
         self._reached = device.create_event()
         self._pending: deque[tuple[int, list[int]]] = deque()  # ticket, transfers of the engine
+        self.told: Callable[[Sequence[TransferItem]], None] | None = None  # of all copies; it raises nothing
 
     def submit(self) -> None:
         """Submit what admission and growth have queued, before the step that needs it is enqueued."""
         batch = self._core.take_transfers()
         if not batch.ticket:
             return
+        if self.told is not None:
+            self.told(batch.items)
         transfers: list[int] = []
         try:
             # Callers may run the model on the stream that is current: the copies are ordered against both.

@@ -23,7 +23,7 @@ from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Prefix, Questions
 from trtllm_kvfix.managers.reports import FIRST_HALF, KVCacheEvent
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, TransferItem, block_hashes
 from trtllm_kvfix.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
@@ -122,6 +122,11 @@ class NativeKvCache:
             for window in self.layout.windows:
                 self.layout.events.created(window.size, [window.blocks_primary, window.blocks_host])
         self._has_pools = True
+
+    @locked
+    def tell_of_copies(self, told: Callable[[Sequence[TransferItem]], None]) -> None:
+        """Call this with the copies between slots, whenever some are submitted. It may raise nothing."""
+        self._copies.told = told
 
     @locked
     def release_pools(self) -> None:

@@ -100,6 +100,7 @@ class LoopTier:
         self._told.pop(request.request_id, None)
         self._until.pop(request.request_id, None)
         self._loading = [each for each in self._loading if each != request.request_id]
+        self._seen.loaded.pop(request.request_id, None)
         self._scheduler.request_reset(request)
         self._worker.end_transfers(request.request_id)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from trtllm_kvfix.canary import canary
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.hazards.hazard import Scene
@@ -41,6 +42,41 @@ def test_the_page_has_every_answer_and_says_what_ran(tmp_path: Path) -> None:
     assert "ada's text</span>" in text
     assert "<mark>" in text
     assert "$" not in text.split("</style>")[1]
+
+
+def test_a_canary_speaks_of_what_it_can_see_and_is_silent_with_every_fix() -> None:
+    result = run("--canary", "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    heard = {scene["hazard"]: scene["control"]["canary"] for scene in json.loads(result.stdout)["scenes"]}
+    assert heard.pop("H9")["counts"] == {}
+    for hazard, seen in heard.items():
+        first = seen["findings"][0]
+        assert first["hazards"] == [hazard]
+        assert hazard not in ("H1", "H2", "H5") or first["wrong_at"] <= 50
+
+
+def test_what_a_canary_says_stands_below_its_scene(tmp_path: Path) -> None:
+    page = tmp_path / "demo.html"
+    result = run("--canary", "--fix", "staged-offsets-v1=off", "--html", page)
+    line = "The canary: 112 blocks changed. First, in step 3: block in slot 0 of request 1, which request 4 reuses"
+    assert line in result.stdout and line in page.read_text(encoding="utf-8")
+    silent = run("--canary", "--fix", "graph-inputs=off")
+    assert "The canary is silent" in silent.stdout and silent.exit_code == 0
+
+
+def test_a_canary_that_hears_nothing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "differing_layers", lambda *_: ())
+    result = run("--canary", "--fix", "staged-offsets-v1=off")
+    assert result.exit_code == 1
+    assert "the canary says nothing without it. This is a bug." in result.stdout
+
+
+def test_a_canary_that_speaks_with_every_fix_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "differing_layers", lambda *_: (0,))
+    result = run("--canary", "--fix", "staged-offsets-v1=off")
+    assert result.exit_code == 1
+    assert "the canary is not silent although every fix is on. This is a bug." in result.stdout
 
 
 def test_a_file_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.hazards.hazard import Scene
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.demo.report import DemoReport, Printer, SceneOutcome, page, picture
-from trtllm_kvfix.tools.demo.scenes import choose, play
+from trtllm_kvfix.tools.demo.scenes import CANARY_BLOCKS, choose, play, with_canary
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write
 
@@ -31,6 +31,12 @@ from trtllm_kvfix.written import check_folder, write
 @click.option(
     "--manager", type=click.Choice(MANAGERS), help="How requests are admitted; by default as each scene needs."
 )
+@click.option(
+    "--canary",
+    "has_canary",
+    is_flag=True,
+    help=f"Look for cached blocks that change: {CANARY_BLOCKS} in each step, and those that are reused or freed.",
+)
 @click.option("--seed", type=usage.SEED, default=0, show_default=True, help="Seed of the simulated device.")
 @usage.json_option
 @usage.file_option("html", "Write a page with everything that was read.")
@@ -39,6 +45,7 @@ def demo(
     device_name: str,
     choices: tuple[str, ...],
     manager: str | None,
+    has_canary: bool,
     seed: int,
     as_json: bool,
     html_path: Path | None,
@@ -48,9 +55,12 @@ def demo(
 
     The engine is small and our own, and its model recites. It needs no TensorRT-LLM and no weights; on a GPU it needs
     torch. The exit code is 0 if answers are wrong without each fix and right with it; 1 if not; 2 on bad usage or if a
-    file cannot be written; 130 after Ctrl-C.
+    file cannot be written; 130 after Ctrl-C. With --canary, it must also speak without the fixes of H1, H2, H5 and H8,
+    and be silent with all.
     """
     scenes = choose(choices, manager)
+    if has_canary:
+        scenes = [with_canary(scene) for scene in scenes]
     check_folder("--html", html_path)
     check_folder("--svg", svg_path)
     printer = Printer(terminal(quiet=as_json))

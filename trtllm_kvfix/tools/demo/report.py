@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trtllm_kvfix.canary.canary import OBSERVES, CanaryReport, sentence
 from trtllm_kvfix.pages import filled
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.tools.json_model import JsonModel
@@ -30,6 +31,9 @@ class AnswerRead(JsonModel):
     in_another_voice: bool  # the right letters, shouted or hushed by another's adapter
 
 
+HEARD = ("H1", "H2", "H5", "H8")  # by a canary; what is computed from wrong inputs never changes
+
+
 class ChatOutcome(JsonModel):
     answers: list[AnswerRead]
     steps: int
@@ -37,6 +41,12 @@ class ChatOutcome(JsonModel):
     tokens_computed: int  # of prompts
     tokens_reused: int
     blocks_onboarded: int
+    canary: CanaryReport | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Its canary observes, and has found nothing."""
+        return self.canary is None or (self.canary.state == OBSERVES and not self.canary.counts)
 
     @property
     def wrong(self) -> list[AnswerRead]:
@@ -64,8 +74,13 @@ class SceneOutcome(JsonModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def shown(self) -> bool:
-        """Without the fix answers are wrong, with it none is."""
-        return bool(self.control.wrong) and not self.fixed.wrong
+        """Without the fix answers are wrong, with it none is; and a canary speaks of what it can see, and only then."""
+        return bool(self.control.wrong) and not self.fixed.wrong and self.fixed.is_silent and not self.is_unheard
+
+    @property
+    def is_unheard(self) -> bool:
+        """There is a canary, and it should have spoken without the fix."""
+        return self.control.canary is not None and self.hazard in HEARD and not self.control.canary.counts
 
 
 class DemoReport(JsonModel):
@@ -110,6 +125,8 @@ class Printer:
         self._say(scene.title + ".")
         self._console.print(_table(scene, self._letters))
         self._say(summary(scene))
+        if scene.control.canary is not None:
+            self._say(heard(scene.control.canary))
 
     def end(self, report: DemoReport) -> None:
         self._say("")
@@ -185,6 +202,20 @@ def summary(scene: SceneOutcome) -> str:
     return f"{text}. With: {len(scene.fixed.wrong)} of {total}."
 
 
+def heard(canary: CanaryReport) -> str:
+    """What the canary said without the fix."""
+    if canary.state != OBSERVES:
+        return f"The canary {canary.state}."
+    if not canary.findings:
+        return "The canary is silent: what is computed from wrong inputs is wrong from birth, and never changes."
+    changed, unfilled = (canary.counts.get(kind, 0) for kind in ("changed", "unfilled"))
+    found = [f"{number_of(changed, 'block')} changed"] * bool(changed)
+    found += [f"{number_of(unfilled, 'block')} reused that nobody filled"] * bool(unfilled)
+    return (
+        f"The canary: {', '.join(found)}. First, in step {canary.findings[0].wrong_at}: {sentence(canary.findings[0])}."
+    )
+
+
 def notes(report: DemoReport) -> Iterator[str]:
     if report.simulated:
         yield (
@@ -204,6 +235,10 @@ def complaints(report: DemoReport) -> Iterator[str]:
             wrong = len(scene.fixed.wrong)
             are = f"{number_of(wrong, 'answer')} {form(wrong, 'is', 'are')}"
             yield f"{scene.fix}: {are} wrong although every fix is on. This is a bug."
+        if not scene.fixed.is_silent:
+            yield f"{scene.fix}: the canary is not silent although every fix is on. This is a bug."
+        if scene.is_unheard:
+            yield f"{scene.fix}: the canary says nothing without it. This is a bug."
         if not scene.control.wrong:
             yield f"{scene.fix}: no answer is wrong without it, so the scene shows nothing. This is a bug."
 
@@ -253,12 +288,14 @@ def headline(report: DemoReport) -> str:
 
 def section(scene: SceneOutcome) -> str:
     rows = "\n".join("".join(row(*pair)) for pair in scene.pairs)
+    canary = scene.control.canary
+    told = "" if canary is None else f"<p>{escape(heard(canary))}</p>"
     return (
         f'<section id="{scene.fix}"><h2>{escape(scene.title)}</h2>'
         f"<p>{scene.hazard}, without <code>{scene.fix}</code>. {escape(scene.without)}</p>"
         '<div class="scroll" tabindex="0"><table><thead><tr><th>user</th><th>asks</th><th>should read</th>'
         f"<th>reads without the fix</th><th>reads with it</th></tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="sum">{escape(summary(scene))}</p></section>'
+        f'<p class="sum">{escape(summary(scene))}</p>{told}</section>'
     )
 
 

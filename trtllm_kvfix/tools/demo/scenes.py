@@ -314,6 +314,13 @@ def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     return chosen
 
 
+CANARY_BLOCKS = 8  # in each step
+
+
+def with_canary(scene: Scene) -> Scene:
+    return replace(scene, config={**scene.config, "canary": CANARY_BLOCKS})
+
+
 def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
     config = config_of(scene)
     return SceneOutcome(
@@ -336,6 +343,7 @@ def _arm(config: EngineConfig, device: str, seed: int) -> ChatOutcome:
     session = Session(machine, config)
     try:
         answers = session.run()
+        canary = session.engine.cache.canary
         counts, stats = session.engine.scheduler.counts, session.engine.cache.core.get_kv_cache_stats().total
         return ChatOutcome(
             answers=answers,
@@ -344,6 +352,7 @@ def _arm(config: EngineConfig, device: str, seed: int) -> ChatOutcome:
             tokens_computed=counts.tokens_computed,
             tokens_reused=stats.tokens_reused,
             blocks_onboarded=stats.blocks_onboarded,
+            canary=None if canary is None else canary.report(),
         )
     finally:
         session.close()

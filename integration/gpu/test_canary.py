@@ -1,0 +1,43 @@
+"""Needs a CUDA GPU and torch.
+
+The canary beside the embedded engine on real streams: silent with all fixes, and quick without one. What it reads is
+copied by the GPU's copy engines, behind kernels and replays of CUDA graphs.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.load import ENGINES, TIGHT, usual_load, without
+from tests.engine.test_canary import HEARD, SPEAKS_WITHIN, Watched
+from trtllm_kvfix.engine.config import EngineConfig
+
+torch = pytest.importorskip("torch", reason="needs torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+ON_A_GPU = ("native", "V2 tables", "no graphs", "the connector", "a late device")
+
+
+@pytest.mark.parametrize("config", [ENGINES[name] for name in ON_A_GPU], ids=ON_A_GPU)
+def test_it_is_silent_where_all_is_right(config: EngineConfig) -> None:
+    watched = Watched(usual_load(), replace(config, canary=8), cancels=7, device="cuda")
+    assert watched.wrong == []
+    assert watched.report.state == "observes" and watched.report.counts == {}
+    assert watched.report.blocks_taken > 500 and watched.report.blocks_compared["live"] > 500
+
+
+@pytest.mark.parametrize("blocks_per_step", [8, 64])
+@pytest.mark.parametrize("hazard", HEARD)
+def test_it_speaks_soon_after_the_first_write_that_may_be_wrong(hazard: str, blocks_per_step: int) -> None:
+    config = replace(HEARD[hazard], canary=blocks_per_step)
+    watched = Watched(usual_load(), config, until_it_speaks=True, device="cuda")
+    begin = watched.first_move if hazard == "H5" else 0
+    assert 0 < watched.first_word <= begin + SPEAKS_WITHIN
+    assert hazard in watched.report.findings[0].hazards
+
+
+def test_it_speaks_of_blocks_that_nobody_computed() -> None:
+    config = replace(without(TIGHT, "computed-blocks"), canary=8)
+    watched = Watched(usual_load(), config, until_it_speaks=True, device="cuda")
+    assert watched.report.findings[0].kind == "unfilled" and watched.wrong == []

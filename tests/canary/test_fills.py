@@ -1,0 +1,111 @@
+"""The books: no false finding whatever a right cache does, and one as soon as an exception is left out."""
+
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.canary.world import SIZE, World
+from trtllm_kvfix.canary import fills
+from trtllm_kvfix.canary.fills import BlockLook, FillBooks, Write
+
+SEEDS, STEPS = 60, 200
+
+
+def mutant(old: str, new: str) -> Any:
+    text = Path(fills.__file__).read_text(encoding="utf-8")
+    assert text.count(old) == 1, old
+    module = types.ModuleType("mutant_of_fills")
+    exec(compile(text.replace(old, new), "mutant", "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_cache_that_does_everything_right_gives_no_finding(lookahead: int) -> None:
+    done: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        world = World(fills, seed, lookahead).play(STEPS)
+        assert world.findings == [], seed
+        done += world.done
+    assert {each for each, count in done.items() if count > 20} == {
+        "filled", "reused", "returned", "freed", "live", "offload", "onboard", "copy", "loads", "repeats",
+        "taken over", "rewound", "relocated", "again", "cyclic",
+    }  # fmt: skip
+
+
+TARGET = "        target_tier[target] = fill\n"
+OWNER = "            if wanted == 0:\n                "
+MUTANTS = {
+    "a rewritten block": ("fill.filler != request or fill.tokens > first", "fill.filler != request"),
+    "a block of another that is written on": ("fill.filler != request or fill.tokens > first", "fill.tokens > first"),
+    "drafts": ("sequence, write.accepted)", "sequence, write.end)"),
+    "lookahead": ("write.begin - self._lookahead", "write.begin"),
+    "a copied part": ("if not fill.complete or tokens < self._tokens_per_block:", "if not fill.complete:"),
+    "offload": (TARGET, "        if target_tier is self.primary: self.primary[target] = fill\n"),
+    "onboarding": (TARGET, "        if target_tier is self._host: self._host[target] = fill\n"),
+    "a slot's new owner": (OWNER + "self.primary[slot] = Fill(request)", OWNER + "pass"),
+    "loads are fills": ("        self._fill(request, sequence, begin, end)\n", "        pass\n"),
+    "a part that is reused": ("elif fill.tokens < wanted:", "elif not fill.complete:"),
+    "a part whose rest a load writes": ("elif wanted < size:", "elif False:"),
+    "looks that come too late": ("return self.primary.get(look.slot) is look.fill", "return True"),
+    "a position that goes back": ("sequence.complete = min(sequence.complete, begin // size)", "pass"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_exception_is_needed(name: str) -> None:
+    broken = mutant(*MUTANTS[name])
+    for seed in range(SEEDS):
+        for lookahead in (0, 1):
+            try:
+                if World(broken, seed, lookahead).play(STEPS).findings:
+                    return
+            except AssertionError:  # a complete block that it takes for none
+                return
+    pytest.fail(f"without the exception '{name}' nothing is found that is not there")
+
+
+class Told:
+    """FillBooks of blocks of 4 tokens, and what they said of blocks that nobody was seen to fill."""
+
+    def __init__(self) -> None:
+        self.unfilled: list[tuple[int, int, int]] = []
+        self.books = FillBooks(SIZE, lambda slot, fill, reader: self.unfilled.append((slot, fill.filler, reader)))
+
+    def run(self, request: int, slots: list[int], begin: int, end: int) -> list[BlockLook]:
+        return list(self.books.written(Write(request, slots[begin // SIZE :], begin, end, end)))
+
+
+def test_a_block_that_a_cancelled_prompt_has_not_reached_is_said_to_be_unfilled() -> None:
+    told = Told()
+    told.run(1, [5, 6, 7], 0, 12)
+    assert list(told.books.released(1))
+    assert not list(told.books.admitted(2, [5, 6, 7], 0))
+    told.run(2, [5, 6, 7], 0, 6)  # cancelled in the middle, and offered whole
+    list(told.books.released(2))
+    looks = list(told.books.admitted(3, [5, 6, 7, 8], 12))
+    assert told.unfilled == [(6, 2, 3), (7, 2, 3)], "the last owner's values do not count"
+    assert [look.slot for look in looks] == [5]
+    list(told.books.admitted(4, [5, 6, 7, 9], 12))
+    assert len(told.unfilled) == 2, "it is said once"
+
+
+def test_a_block_is_complete_once_its_last_position_is_kept_for_certain() -> None:
+    told = Told()
+    assert not list(told.books.written(Write(1, [5, 6], 0, 7, 3)))
+    assert told.books.compared() == []
+    (look,) = told.books.written(Write(1, [5, 6], 3, 7, 4))
+    assert (look.slot, look.occasion, look.fill.complete) == (5, "filled", True)
+
+
+def test_a_digest_travels_with_its_block() -> None:
+    told = Told()
+    (look,) = told.run(1, [5], 0, SIZE)
+    look.fill.digests = b"7"
+    assert not list(told.books.moved("offload", 5, 2, SIZE))
+    list(told.books.admitted(2, [5], 0))
+    (back,) = told.books.moved("onboard", 2, 9, SIZE)
+    assert (back.slot, back.occasion, back.fill) == (9, "returned", look.fill)
+    assert told.books.primary[5].digests is None

@@ -1,0 +1,349 @@
+"""The canary of one engine: it copies blocks out between the steps, digests the copies, and compares.
+
+The copies stand behind the step on the model's own stream, so each shows a block as that step has left it. They go into
+a ring of pinned memory, and a mark behind them says when they have arrived. The loop waits for nothing: what has not
+arrived is looked at later, and what does not fit waits its turn, or is missed and counted.
+"""
+
+import ctypes
+import random
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import wraps
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.log import described, log
+from trtllm_kvfix.native import Device, DeviceError, HostPool, TransferItem
+from trtllm_kvfix.staging import MovableMark
+
+Numbers = npt.NDArray[np.int64]
+KEY_BYTES = 32  # a word for each lane of the digest
+STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
+STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
+STEP_LOOKS_MAX = 256  # the same
+DUE_MAX = 16384  # of them that wait for a step with room
+FINDINGS_MAX = 100  # that are kept; all are counted
+STEPS_REMEMBERED = 1024  # with the requests that they wrote for
+WRITERS_MAX = 16  # named in a finding
+
+OBSERVES = "observes"
+
+Kind = Literal["changed", "unfilled"]
+# The hazards that leave such a trace. A guess: a defect that nobody knows yet leaves it as well.
+FITTING: dict[tuple[Kind, Occasion], tuple[str, ...]] = {
+    ("unfilled", "reused"): ("H8",),
+    ("changed", "returned"): ("H5", "H1", "H2", "H7"),
+    **{("changed", occasion): ("H1", "H2", "H5", "H7") for occasion in ("reused", "freed", "live")},
+}
+
+
+class Pool(NamedTuple):
+    """Where the blocks lie on the device, and of how many layers each consists, one behind the other."""
+
+    address: int
+    slot_bytes: int
+    layers: int
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.slot_bytes // self.layers
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: Kind  # a complete block has changed, or one is reused that nobody was seen to fill
+    occasion: Occasion  # at which it was seen
+    slot: int
+    layers: tuple[int, ...]  # that differ; none where nothing was compared
+    filler: int  # the request that filled the block; -1: none was seen
+    reader: int  # the request that takes it now; -1: none does
+    right_at: int  # behind this step it was still what was filled
+    wrong_at: int  # behind this one it was not
+    writers: tuple[int, ...]  # requests that wrote between the two, at most some
+    fixes_off: tuple[str, ...]
+    hazards: tuple[str, ...]  # whose pattern fits, and whose fix is off: a guess
+
+
+@dataclass
+class CanaryReport:
+    """May be attached to a bug report: it has no tokens, and no contents of blocks."""
+
+    state: str
+    blocks_per_step: int
+    steps: int = 0
+    blocks_taken: int = 0  # whose first digest was taken
+    blocks_compared: dict[str, int] = field(default_factory=dict)  # by occasion
+    missed: int = 0  # looks that were due, and came too late or never
+    counts: dict[str, int] = field(default_factory=dict)  # findings by kind
+    findings: list[Finding] = field(default_factory=list)  # the first ones
+
+
+class Ring:
+    """Pinned memory that blocks are copied to. Every copy has the key in front of it, so digests are keyed."""
+
+    def __init__(self, device: Device, stream: int, pool: Pool, places: int, key: bytes) -> None:
+        self.places = places
+        self._device, self._stream, self._pool = device, stream, pool
+        block_bytes = KEY_BYTES + pool.layer_bytes
+        self._memory = HostPool(device, host_bytes=places * pool.layers * block_bytes, block_bytes=block_bytes)
+        raw = (ctypes.c_uint8 * (places * pool.layers * block_bytes)).from_address(self._memory.address)
+        np.ctypeslib.as_array(raw).reshape(-1, block_bytes)[:, :KEY_BYTES] = np.frombuffer(key, np.uint8)
+        self._on_way: deque[tuple[MovableMark, list[BlockLook], int]] = deque()
+        self._idle: list[MovableMark] = []
+        self._next = 0
+        self.free = places
+
+    def send(self, looks: list[BlockLook], step: int) -> None:
+        """Copy the blocks as they are behind what the stream has been given so far. There must be room."""
+        layers, width = self._pool.layers, self._pool.layer_bytes
+        places = self._places(self._next, len(looks))
+        slots: Numbers = np.array([look.slot for look in looks], np.int64)
+        source = self._pool.address + (slots[:, None] * layers + np.arange(layers)).ravel() * width
+        target = self._memory.address + places * (KEY_BYTES + width) + KEY_BYTES
+        self._device.copy_batch(target, source, np.full(len(target), width), "stream", self._stream)
+        mark = self._idle.pop() if self._idle else MovableMark(self._device, self._stream)
+        mark.record()
+        self._on_way.append((mark, looks, step))
+        self._next = (self._next + len(looks)) % self.places
+        self.free -= len(looks)
+
+    def arrived(self) -> Iterator[tuple[BlockLook, bytes, int]]:
+        """Each block that has arrived, its digests by layer, and the step behind which it was copied."""
+        first = (self._next - (self.places - self.free)) % self.places
+        while self._on_way and self._on_way[0][0].done():
+            mark, looks, step = self._on_way.popleft()
+            digests = np.array(self._memory.digests(self._places(first, len(looks))), np.uint64)
+            self._idle.append(mark)
+            first = (first + len(looks)) % self.places
+            self.free += len(looks)
+            for look, by_layer in zip(looks, digests.reshape(len(looks), -1), strict=True):
+                yield look, by_layer.tobytes(), step
+
+    def close(self) -> None:
+        """The device may still write to memory that is on its way: that is never given back."""
+        is_over = False
+        with suppress(DeviceError):
+            is_over = all(mark.done() for mark, _, _ in self._on_way)
+        if is_over:
+            self._memory.close()
+        else:
+            self._memory.abandon()
+
+    def _places(self, first: int, count: int) -> Numbers:
+        """The slots of the ring's memory that hold the layers of so many blocks."""
+        blocks = (first + np.arange(count)) % self.places
+        found: Numbers = (blocks[:, None] * self._pool.layers + np.arange(self._pool.layers)).ravel()
+        return found
+
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def guarded(method: Method) -> Method:
+    """A fault of ours ends the canary, and never the loop."""
+
+    @wraps(method)
+    def call(self: "Canary", *args: Any) -> None:
+        if self.fault is None:
+            try:
+                method(self, *args)
+            except Exception as error:
+                self.stand_down(error)
+
+    return cast("Method", call)
+
+
+class Canary:
+    """Called by the loop's thread alone, in the order in which work is given to the stream."""
+
+    def __init__(
+        self, device: Device, stream: int, pool: Pool, tokens_per_block: int, blocks_per_step: int,
+        fixes_off: Collection[str] = (), hazards: Collection[str] = (), seed: int | None = None,
+        say: Callable[..., None] = log.error,
+    ) -> None:  # fmt: skip
+        """`hazards`: those that no fix keeps away here. `seed`: for the key, and for the order of looks at live
+        blocks."""
+        if blocks_per_step < 1:
+            raise SettingsError(f"blocks_per_step is {blocks_per_step}; it must be at least 1, or the canary is off")
+        self.fault: str | None = None
+        self.books = FillBooks(tokens_per_block, self._unfilled)
+        self._blocks_per_step = blocks_per_step
+        self._fixes_off, self._hazards = tuple(sorted(fixes_off)), frozenset(hazards)
+        self._random = random.Random(secrets.randbits(64) if seed is None else seed)
+        self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // pool.slot_bytes))
+        places = STEPS_IN_RING * (self._extra + blocks_per_step)
+        self._due: deque[BlockLook] = deque()  # because something has happened to the block
+        self._left = self._extra  # of them in this step
+        self._round: list[int] = []  # slots still to be looked at in this round
+        self._writers: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=STEPS_REMEMBERED)
+        self._say = say
+        self._said: set[tuple[Kind, Occasion]] = set()
+        self._compared: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._report = CanaryReport(OBSERVES, blocks_per_step)
+        try:
+            self._ring = Ring(device, stream, pool, places, self._random.randbytes(KEY_BYTES))
+        except DeviceError as error:  # there is too little memory that can be pinned
+            self.stand_down(error)
+
+    # ---- what the loop does ----
+
+    @guarded
+    def moved(self, items: Iterable[TransferItem]) -> None:
+        """Copies of blocks are about to be enqueued."""
+        for item in items:
+            kind = cast("MoveKind", item.kind)
+            self._add(self.books.moved(kind, item.slot_src, item.slot_dst, item.tokens))
+
+    @guarded
+    def admitted(self, request: int, slots: Sequence[int], reused: int) -> None:
+        self._add(self.books.admitted(request, slots, reused))
+
+    @guarded
+    def loaded(self, request: int, begin: int, end: int) -> None:
+        self._add(self.books.loaded(request, begin, end))
+
+    @guarded
+    def step(self, writes: Sequence[Write]) -> None:
+        """A step has been enqueued that writes these positions."""
+        self._report.steps += 1
+        self._writers.append((self._report.steps, tuple(write.request for write in writes)))
+        self._read()
+        for write in writes:
+            self._add(self.books.written(write))
+        self._left = self._extra
+        self._send_due()
+        self._send(list(islice(self._live_ones(), min(self._blocks_per_step, self._ring.free))))
+
+    @guarded
+    def released(self, request: int) -> None:
+        for look in self.books.released(request):
+            self._due.appendleft(look)  # first: the slots may be given away at once
+        self._send_due()
+
+    @guarded
+    def read(self) -> None:
+        """Compare what has arrived. The loop's steps do the same."""
+        self._read()
+
+    def report(self) -> CanaryReport:
+        report = self._report
+        report.blocks_compared, report.counts = dict(self._compared), dict(self._counts)
+        report.state = OBSERVES if self.fault is None else f"stood down in step {report.steps}: {self.fault}"
+        return report
+
+    def stand_down(self, error: Exception) -> None:
+        self.fault = self.fault or described(error)
+        log.error(
+            "the canary stands down: it no longer sees whether cached KV changes. The server goes on", error=error
+        )
+
+    def close(self) -> None:
+        try:
+            if hasattr(self, "_ring"):  # it may have stood down before it had one
+                self._ring.close()
+        except Exception as error:
+            self.stand_down(error)
+
+    # ---- looks ----
+
+    def _live_ones(self) -> Iterator[BlockLook]:
+        """All blocks round by round, each round in an order of its own: nothing in step with it escapes for ever."""
+        if not self._round:
+            self._round = self.books.compared()
+            self._random.shuffle(self._round)
+        while self._round:
+            slot = self._round.pop()
+            fill = self.books.primary[slot]
+            if fill.digests is not None:
+                yield BlockLook(slot, fill, "live")
+
+    def _add(self, looks: Iterable[BlockLook]) -> None:
+        for look in looks:
+            if len(self._due) < DUE_MAX:
+                self._due.append(look)
+            else:
+                self._report.missed += 1
+
+    def _send_due(self) -> None:
+        looks: list[BlockLook] = []
+        while self._due and self._left and len(looks) < self._ring.free:
+            look = self._due.popleft()
+            if self.books.holds(look):
+                looks.append(look)
+                self._left -= 1
+            else:
+                self._report.missed += 1
+        self._send(looks)
+
+    def _send(self, looks: list[BlockLook]) -> None:
+        if looks:
+            self._ring.send(looks, self._report.steps)
+
+    def _read(self) -> None:
+        for look, digests, step in self._ring.arrived():
+            fill = look.fill
+            if fill.digests is None:
+                fill.digests, fill.right_at = digests, step
+                self._report.blocks_taken += 1
+                continue
+            self._compared[look.occasion] += 1
+            differing = differing_layers(fill.digests, digests)
+            if not differing:
+                fill.changed, fill.right_at = False, step
+            elif not fill.changed:
+                fill.changed = True
+                occasion = "live" if look.occasion == "filled" else look.occasion
+                self._find("changed", occasion, look.slot, fill, look.reader, differing, step)
+
+    # ---- findings ----
+
+    def _unfilled(self, slot: int, fill: Fill, reader: int) -> None:
+        self._find("unfilled", "reused", slot, fill, reader, (), self._report.steps)
+
+    def _find(
+        self, kind: Kind, occasion: Occasion, slot: int, fill: Fill, reader: int, layers: tuple[int, ...], step: int
+    ) -> None:
+        is_dated = kind == "changed"
+        between = [
+            request for at, requests in self._writers if is_dated and fill.right_at < at <= step for request in requests
+        ]
+        fitting = tuple(hazard for hazard in FITTING[kind, occasion] if hazard in self._hazards)
+        finding = Finding(
+            kind, occasion, slot, layers, fill.filler, reader, fill.right_at, step,
+            tuple(dict.fromkeys(between))[:WRITERS_MAX], self._fixes_off, fitting,
+        )  # fmt: skip
+        self._counts[kind] += 1
+        if len(self._report.findings) < FINDINGS_MAX:
+            self._report.findings.append(finding)
+        if (kind, occasion) not in self._said:
+            self._said.add((kind, occasion))
+            self._say("canary: %s. Others of this kind are counted, not logged", sentence(finding))
+
+
+def differing_layers(kept: bytes, found: bytes) -> tuple[int, ...]:
+    if kept == found:
+        return ()
+    return tuple(np.flatnonzero(np.frombuffer(kept, np.uint64) != np.frombuffer(found, np.uint64)).tolist())
+
+
+def sentence(finding: Finding) -> str:
+    """One finding in words."""
+    filler = "no request" if finding.filler == NOBODY else f"request {finding.filler}"
+    reader = "" if finding.reader == NOBODY else f", which request {finding.reader} reuses"
+    fits = f"{' or '.join(finding.hazards)} would do that" if finding.hazards else "no known hazard without a fix fits"
+    if finding.kind == "unfilled":
+        return f"block in slot {finding.slot}{reader}, was never filled to its end ({filler} began); {fits}"
+    return (
+        f"block in slot {finding.slot} of {filler}{reader}, has changed between steps {finding.right_at} and "
+        f"{finding.wrong_at} in layers {', '.join(map(str, finding.layers))} (seen: {finding.occasion}); {fits}"
+    )
