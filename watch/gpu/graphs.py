@@ -1,9 +1,9 @@
 """Measures what a CUDA graph costs under hostrace, and which part of it is CUPTI's own: `python -m watch.gpu.graphs
 LAYERS_SO RESULTS.csv [--rounds N]`.
 
-Beside plain and watched processes run some that subscribe to CUPTI and do nothing (layers.cc): asking for no call, for
-launches of kernels alone, for those of graphs alone, for all but launches of kernels, and for all that hostrace asks
-for.
+Beside plain and watched processes run some into which the driver loads a library that does nothing, or loads CUPTI, or
+subscribes to it (layers.cc): asking for no call, for launches of kernels alone, for those of graphs alone, for all but
+launches of kernels, and for all that hostrace asks for.
 """
 
 import argparse
@@ -31,6 +31,8 @@ def main() -> int:
         known = arms(given.layers, folder)
         of_arms = {
             "plain": known["plain"],
+            "injected": {**known["callback"], "HOSTRACE_LAYER": "injected"},
+            "loaded": {**known["callback"], "HOSTRACE_LAYER": "loaded"},
             "subscribed": {**known["callback"], "HOSTRACE_LAYER": "subscribed"},
             "callback cuLaunch": {**known["callback"], "HOSTRACE_CALLS": "cuLaunch"},
             "callback cuGraphLaunch": {**known["callback"], "HOSTRACE_CALLS": "cuGraphLaunch"},

@@ -1,4 +1,5 @@
 // As much of hostrace as it cannot do without, to see where its time goes. Loaded by the driver as the library is, with
+// HOSTRACE_LAYER=injected it does nothing, with HOSTRACE_LAYER=loaded it loads CUPTI besides, with
 // HOSTRACE_LAYER=subscribed it is CUPTI's subscriber and asks for no call; with HOSTRACE_LAYER=callback it asks for the
 // same calls and does nothing, or for those alone that HOSTRACE_CALLS names: `cuLaunch` for what begins so, `!cuLaunch`
 // for the others. With HOSTRACE_LAYER=flag it lets the stream write a number behind each copy, too; with
@@ -123,9 +124,12 @@ void* open_cupti() {
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     const char* layer = std::getenv("HOSTRACE_LAYER");
+    if (layer == nullptr || std::strcmp(layer, "injected") == 0) {
+        return 1;
+    }
     void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     void* profiler = open_cupti();
-    if (layer == nullptr || driver == nullptr || profiler == nullptr) {
+    if (driver == nullptr || profiler == nullptr || std::strcmp(layer, "loaded") == 0) {
         return 1;
     }
     protects = std::strcmp(layer, "pages") == 0;

@@ -95,6 +95,13 @@ def test_a_race_comes_back_from_json_as_it_was() -> None:
             ),
         ),
         (
+            made_race(grade="possible", use="copy in a conditional body of a graph", stream=32, touch="read"),
+            (
+                "If the body runs, let the host wait for stream 0x20, or for an event recorded there behind the launch "
+                "of the graph that has this copy, before it reads."
+            ),
+        ),
+        (
             made_race(grade="possible", stream=32, touch="write"),
             (
                 "If nothing that hostrace does not know orders them, let the host wait for stream 0x20, or for an "
