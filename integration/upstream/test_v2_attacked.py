@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+from contextlib import nullcontext
 from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 
+from integration.upstream.newest_loops import let_it_rebalance, newest_loops, source_in
 from integration.upstream.test_v2_compared import TREE, pytestmark  # noqa: F401
 from integration.upstream.v2_driver import Timeline, runtime_of
 from integration.upstream.v2_levels import Maker
@@ -21,6 +23,13 @@ WAYS = [
     Way("F", awaited=False),
     Way("F", awaited=False, trim=True),
     Way("F", draft=True),
+]
+LOOPS = source_in(TREE.parent)
+NEWEST = [
+    Way("F", trim=True),
+    Way("F", overlap=False, trim=True),
+    Way("F", awaited=False, trim=True),
+    Way("F", draft=True, trim=True),
 ]
 
 
@@ -43,6 +52,18 @@ def test_upstreams_own_runtime_under_attack(way: Way, fixed: bool) -> None:
         assert seen.tables > 0
 
 
+@pytest.mark.skipif(not LOOPS, reason="KVFIX_UPSTREAM names no excerpts of the newest executor")
+@pytest.mark.parametrize("way", NEWEST, ids=str)
+@pytest.mark.parametrize("fixed", [True, False], ids=["all fixes", "off"])
+def test_upstreams_own_runtime_below_its_newest_loops(way: Way, fixed: bool) -> None:
+    seen = attack_alone(way, fixed, Timeline, LOOPS)
+    assert seen.error == "" and seen.moves > 0
+    if fixed or (way.awaited and not way.draft):
+        assert (seen.tables, seen.wrong, seen.leftovers) == (0, [], [])
+    else:
+        assert seen.tables > 0
+
+
 class WaitsForNothing(Timeline):
     def wait(self, stream: int, event: int) -> None:
         """Goes on."""
@@ -53,10 +74,11 @@ def test_the_judge_sees_copies_that_wait_for_nothing() -> None:
     assert seen.error == "" and seen.wrong != []
 
 
-def attack_alone(way: Way, fixed: bool, timeline: type[Timeline]) -> Seen:
-    """In a process of its own, which ends before anything of upstream's does."""
+def attack_alone(way: Way, fixed: bool, timeline: type[Timeline], loops: str = "") -> Seen:
+    """In a process of its own, which ends before anything of upstream's does. loops: the source of upstream's, in the
+    place of the stand-in's."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_attack, args=(way, fixed, timeline, sending))
+    child = multiprocessing.get_context("fork").Process(target=_attack, args=(way, fixed, timeline, loops, sending))
     child.start()
     sending.close()
     seen: Seen = receiving.recv()
@@ -64,14 +86,17 @@ def attack_alone(way: Way, fixed: bool, timeline: type[Timeline]) -> Seen:
     return seen
 
 
-def _attack(way: Way, fixed: bool, timeline: type[Timeline], sending: Any) -> None:
+def _attack(way: Way, fixed: bool, timeline: type[Timeline], loops: str, sending: Any) -> None:
     maker = Maker(timeline(Random(1)))
     with (
         way.build(),
         runtime_of(TREE, maker.order, maker.copied) as maker.module,
+        newest_loops(loops) if loops else nullcontext(),
         applied(needed(way.variant) if fixed else []),
         attacked(way, "theirs", maker) as attack,
     ):
+        if loops:
+            let_it_rebalance(attack)
         error = ""
         try:
             attack.run(STEPS)

@@ -123,6 +123,7 @@ class Attack:
         self._launch = executor.model_engine._forward_step
         executor.model_engine._forward_step = self._forward_step
         self.output = import_module(f"{PYEXECUTOR}.scheduler").SchedulerOutput
+        self.rebalance: Callable[[], None] = self._rebalance  # a loop that does it itself has its own
 
     def run(self, steps: int = STEPS) -> None:
         self._stops_at = steps
@@ -172,7 +173,7 @@ class Attack:
                 self._fail(request)
         return type(self.executor)._sample_async(self.executor, batch, outputs)
 
-    def _update_requests(self, state: Any) -> None:
+    def _update_requests(self, state: Any, *_: Any) -> None:
         type(self.executor)._update_requests(self.executor, state)
         self.contents.judge()
 
@@ -347,7 +348,7 @@ class Attack:
             elif number not in self._loading and self.manager.is_request_active(number) and self._does("suspend", 0.03):
                 self.manager.suspend_request(request)
         if not self._loading and self._does("rebalance", 0.03):
-            self._rebalance()
+            self.rebalance()
 
     def _is_cancelled(self, request: Any) -> bool:
         if request.request_id in self._loading:
@@ -371,10 +372,17 @@ class Attack:
         active = [each for each in self.executor.active_requests if self.manager.is_request_active(each.request_id)]
         for request in active:
             self.manager.suspend_request(request)
-        if self.manager.impl.levels.adjust():
-            self._does("adjust")
+        self.adjust()
         for request in active:
             self.manager.resume_request(request)  # one that finds no room is resumed by the scheduler
+
+    def adjust(self) -> None:
+        if self.manager.impl.levels.adjust():
+            self._does("adjust")
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
 
     # Prefixes that a connector brings.
 
