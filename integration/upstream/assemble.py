@@ -120,8 +120,11 @@ def build(folder: Path, trees: Path) -> dict[str, list[str]]:
 def manifest(folder: Path) -> str:
     """Of what the folder has. What only the manifest knows stays in it as it is."""
     here = [_entry(source) for source in sources(folder)]
-    known = {(tuple(each["eras"]), each["path"]): each for each in _files()}
-    entries = known | {(tuple(each["eras"]), each["path"]): each for each in here}
+    entries = {(tuple(each["eras"]), each["path"]): each for each in _files()}
+    for each in here:
+        before = entries.get((tuple(each["eras"]), each["path"]), {"excerpts": []})
+        excerpts = {name: (name, *rest) for name, *rest in [*before["excerpts"], *each["excerpts"]]}
+        entries[tuple(each["eras"]), each["path"]] = before | each | {"excerpts": list(excerpts.values())}
     lines = ["# Written by `python -m integration.upstream.assemble --manifest`. Names and hashes, never text."]
     for entry in entries.values():
         lines += ["", "[[file]]"]

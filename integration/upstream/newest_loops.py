@@ -6,6 +6,7 @@ or does nothing: disaggregation, statistics, encoders, drafters, other ranks.
 
 import __future__
 
+import linecache
 import logging
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from integration.upstream.assemble import RECIPE, module_text, slices, sources
+from integration.upstream.assemble import module_text, slices, sources
 from tests.standin.serving import PYEXECUTOR
 from tests.torture.v2_attack import Attack
 
@@ -25,11 +26,9 @@ ERA = "O"
 LOOPS = ("_executor_loop", "_executor_loop_overlap", "_prepare_and_schedule_batch")
 
 
-def source_in(folder: Path | None) -> str:
+def source_in(folder: Path | None, path: str = PATH, era: str = ERA) -> str:
     """Nothing where the folder has no excerpts of it."""
-    if folder is None or not (folder / RECIPE).exists():
-        return ""
-    found = [each for each in sources(folder) if each.path == PATH and ERA in each.eras]
+    found = [each for each in sources(folder) if each.path == path and era in each.eras] if folder else []
     return module_text(slices(found[0])) if found else ""
 
 
@@ -37,7 +36,7 @@ def source_in(folder: Path | None) -> str:
 def newest_loops(source: str) -> Iterator[None]:
     """Inside the stand-in, before an executor is made."""
     executor = import_module(f"{PYEXECUTOR}.py_executor").PyExecutor
-    theirs = _compiled(source)
+    theirs = methods(source, PATH, _globals())
     assert set(LOOPS) <= theirs.keys(), f"the excerpts lack {set(LOOPS) - theirs.keys()}"
     with ExitStack() as stack:
         for owner, names in [(executor, theirs), (executor, _beside(executor)), *_requests()]:
@@ -60,11 +59,13 @@ def let_it_rebalance(attack: Attack) -> None:
     attack.rebalance = lambda: setattr(attack.manager.impl, "wants_adjustment", True)
 
 
-def _compiled(source: str) -> dict[str, FunctionType]:
-    names: dict[str, Any] = _globals()
-    code = compile(source, PATH, "exec", __future__.annotations.compiler_flag)
-    exec(code, names)
-    return {name: value for name, value in vars(names["PyExecutor"]).items() if not name.startswith("__")}
+def methods(source: str, path: str, names: dict[str, Any]) -> dict[str, FunctionType]:
+    """Of the one class in it. Their source can be read, as a probe does."""
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    made: dict[str, Any] = {}
+    exec(compile(source, path, "exec", __future__.annotations.compiler_flag), names, made)
+    (kind,) = made.values()
+    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
 
 
 def _globals() -> dict[str, Any]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ AWAITED = [Way("F", overlap=overlap, trim=trim) for overlap in (True, False) for
 
 
 @contextmanager
-def newest(way: Way) -> Iterator[Attack]:
-    with newest_loops(SOURCE), attacked(way, SEED) as attack:
+def newest(way: Way, **options: Any) -> Iterator[Attack]:
+    with newest_loops(SOURCE), attacked(way, SEED, **options) as attack:
         let_it_rebalance(attack)
         yield attack
 
@@ -44,8 +45,8 @@ def test_upstream_alone_reads_wrong_tables(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", AWAITED, ids=str)
-def test_where_upstream_waits_it_is_right_alone(way: Way) -> None:
-    with way.build(), newest(way) as attack:
+def test_where_upstream_waits_and_none_fails_it_is_right_alone(way: Way) -> None:
+    with way.build(), newest(way, failing=0) as attack:
         attack.run()
         require_right(attack)
 

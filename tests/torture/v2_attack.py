@@ -35,6 +35,7 @@ class Way:
     draft: bool = False  # upstream's own fence covers the target's copies from D on, so a draft's are held there
     by_layer: bool = False
     trim: bool = False  # the build skips launches that are equal to the last one
+    guesses: tuple[int, ...] = (0, 0, 1, 3)  # how many tokens a step drafts
     awaited: bool = True  # from D on upstream can wait for the target's copies, but not with AutoDeploy's engine
 
     @property
@@ -94,6 +95,7 @@ class Attack:
     way: Way
     random: Random
     loads_outlive: bool = False  # a control: what ends while it loads lets go of its pages at once
+    failing: float = 0.02  # of the requests in each step, between their launch and the update
     did: dict[str, int] = field(default_factory=dict)  # how often
     _iteration: int = 0
     _numbers: int = 0
@@ -111,6 +113,7 @@ class Attack:
         self._computed: dict[int, int] = {}
         self._loading: dict[int, Loading] = {}
         self._ending: set[int] = set()  # cancelled while they load
+        self._unsettled: set[int] = set()  # they have a cache, and no position yet
         self._owed: dict[int, int] = {}  # pages of drafts that were not accepted
         executor.scheduler = self
         for name in ("_fetch_new_requests", "_sample_async", "_terminate_request", "_update_requests",
@@ -169,7 +172,7 @@ class Attack:
     def _sample_async(self, batch: Any, outputs: Any) -> Any:
         """Between a launch and the update."""
         for request in list(self.executor.active_requests):
-            if request.request_id not in self._loading and self._does("fail between launch and update", 0.02):
+            if request.request_id not in self._loading and self._does("fail between launch and update", self.failing):
                 self._fail(request)
         return type(self.executor)._sample_async(self.executor, batch, outputs)
 
@@ -193,6 +196,7 @@ class Attack:
     def _forget(self, request: Any) -> None:
         for books in (self._computed, self._owed, self._names):
             books.pop(request.request_id, None)
+        self._unsettled.discard(request.request_id)
 
     def _update_resources(self, batch: Any, *args: Any) -> None:
         living = [each for each in batch.generation_requests if each.request_id in self.manager.kv_cache_map]
@@ -256,7 +260,7 @@ class Attack:
         return len(output.context_requests) + len(output.generation_requests)
 
     def _schedule_generation(self, request: Any, output: Any) -> None:
-        drafts = self.random.choice((0, 0, 1, 3))
+        drafts = self.random.choice(self.way.guesses)
         if self._left < 1 + drafts:
             return
         request.py_draft_tokens = [0] * drafts
@@ -266,14 +270,18 @@ class Attack:
             output.generation_requests.append(request)
 
     def _has_cache(self, request: Any, output: Any) -> bool:
-        if request.request_id not in self.manager.kv_cache_map:
-            if len(self.manager.kv_cache_map) >= BATCH:
+        number = request.request_id
+        if number not in self.manager.kv_cache_map or number in self._unsettled:
+            if number not in self.manager.kv_cache_map and len(self.manager.kv_cache_map) >= BATCH:
                 return False
-            for manager in self._managers:
-                manager.prepare_context(request)
-            if self.manager.kv_cache_map[request.request_id].num_committed_tokens:
+            self._unsettled.add(number)  # upstream's manager settles no position where it finds no room
+            if not self._insisting(request, output, lambda: bool(self.manager.prepare_context(request))):
+                return False
+            self._unsettled.discard(number)
+            if self.manager.kv_cache_map[number].num_committed_tokens:
                 self._does("reuse")
             for draft in self._managers[1:]:
+                draft.prepare_context(request)
                 assert draft.resume_request(request)
             if self._does("fail while admitted", 0.08):
                 self._fail(request)
