@@ -9,8 +9,9 @@ import pytest
 
 from integration.upstream.newest_loops import let_it_rebalance, newest_loops
 from integration.upstream.newest_manager import newest_manager, source_in
-from integration.upstream.test_newest_loops import FOLDER, SOURCE
+from integration.upstream.test_newest_loops import FOLDER, PLACES, SOURCE
 from tests.fixes.applied import applied
+from tests.fixes.faults import Fault, attributes_of, failing
 from tests.torture.engines import SEED, needed
 from tests.torture.test_engines import faults
 from tests.torture.test_v2_attack import require_right
@@ -61,3 +62,20 @@ def test_with_all_fixes_nothing_is_wrong(way: Way) -> None:
         attack.run()
         require_right(attack)
     assert found == []
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_fault_of_ours_at_any_place_costs_time_alone(place: Fault, always: bool) -> None:
+    by_layer = place.llm_args["kv_cache_config"].get("enable_swa_scratch_reuse", False)
+    way = Way("F", awaited=False, by_layer=by_layer, trim=True, guesses=(0,))
+    with (
+        way.build(),
+        attributes_of(place),
+        failing(place.name, always=always) as planted,
+        newest(way, needed(way.variant)) as (attack, found),
+    ):
+        attack.run(100)
+        require_right(attack)
+    assert planted.raised > 0, f"nothing comes by {place.name}"
+    assert f"Injected: {place.name}" in found

@@ -78,6 +78,15 @@ def test_upstreams_newest_loops_manager_and_runtime(way: Way, fixed: bool) -> No
         assert seen.tables > 0
 
 
+@pytest.mark.skipif(not (LOOPS and MANAGER), reason="KVFIX_UPSTREAM names no excerpts of the newest loops and manager")
+@pytest.mark.parametrize(("guesses", "is_right"), [((3,), True), ((0, 3), False)], ids=["one length", "two lengths"])
+def test_upstreams_manager_counts_on_drafts_of_one_length(guesses: tuple[int, ...], is_right: bool) -> None:
+    """With overlap it takes back what the next step, which is on its way, has been given."""
+    seen = attack_alone(Way("F", guesses=guesses), True, Timeline, LOOPS, MANAGER, steps=2000)
+    lost = "ValueError('History length cannot be greater than capacity')"
+    assert (seen.error, seen.tables) == ("" if is_right else lost, 0)
+
+
 class WaitsForNothing(Timeline):
     def wait(self, stream: int, event: int) -> None:
         """Goes on."""
@@ -88,11 +97,13 @@ def test_the_judge_sees_copies_that_wait_for_nothing() -> None:
     assert seen.error == "" and seen.wrong != []
 
 
-def attack_alone(way: Way, fixed: bool, timeline: type[Timeline], loops: str = "", manager: str = "") -> Seen:
+def attack_alone(
+    way: Way, fixed: bool, timeline: type[Timeline], loops: str = "", manager: str = "", steps: int = STEPS
+) -> Seen:
     """In a process of its own, which ends before anything of upstream's does. loops, manager: the source of upstream's,
     in the place of the stand-in's."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
-    given = way, fixed, timeline, loops, manager, sending
+    given = way, fixed, timeline, loops, manager, steps, sending
     child = multiprocessing.get_context("fork").Process(target=_attack, args=given)
     child.start()
     sending.close()
@@ -101,7 +112,9 @@ def attack_alone(way: Way, fixed: bool, timeline: type[Timeline], loops: str = "
     return seen
 
 
-def _attack(way: Way, fixed: bool, timeline: type[Timeline], loops: str, manager: str, sending: Any) -> None:
+def _attack(
+    way: Way, fixed: bool, timeline: type[Timeline], loops: str, manager: str, steps: int, sending: Any
+) -> None:
     maker = Maker(timeline(Random(1)))
     with (
         way.build(),
@@ -115,7 +128,7 @@ def _attack(way: Way, fixed: bool, timeline: type[Timeline], loops: str, manager
             let_it_rebalance(attack)
         error = ""
         try:
-            attack.run(STEPS)
+            attack.run(steps)
         except Exception as raised:
             error = repr(raised)
         contents, leftovers = attack.contents, [] if error else attack.leftovers()
