@@ -8,6 +8,7 @@ The excerpts lie outside of this repository and never get into it: manifest.toml
 """
 
 import argparse
+import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ import tomllib
 from integration.upstream.slices import Slice, cut, of_module
 
 VARIABLE = "KVFIX_UPSTREAM"
+RECIPE = "recipe.toml"  # in the folder with the excerpts
+RUNTIME = "v2-runtime"  # beside it, with files that are whole
 EXCERPTS = "EXCERPTS"  # marks a tree that is not whole
 DIFFERS = 3  # the exit code of a comparison that found something; an error ends with 1
 MANIFEST = Path(__file__).resolve().parent / "manifest.toml"
@@ -31,7 +34,7 @@ class Source:
 
     eras: tuple[str, ...]
     path: str
-    windows: Path
+    windows: Path  # a folder of excerpts, or the whole file
     chars: int  # of the whole file
     repository: str = ""
     commit: str = ""
@@ -41,19 +44,24 @@ class Source:
 def cache() -> Path:
     folder = os.environ.get(VARIABLE)
     if not folder:
-        raise SystemExit(f"{VARIABLE} is not set; it names the folder with windows/ and recipe.toml")
+        raise SystemExit(f"{VARIABLE} is not set; it names the folder with windows/ and {RECIPE}")
     return Path(folder)
 
 
 def sources(folder: Path) -> Iterator[Source]:
-    recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
-    for each in recipe["file"]:
-        windows = folder / "windows" / str(each.pop("windows"))
-        yield Source(eras=tuple(each.pop("eras")), windows=windows, **each)
+    """What the recipes of the folder name: the excerpts, and the whole files of V2's runtime."""
+    for root in (folder, folder / RUNTIME):
+        if (root / RECIPE).exists():
+            for each in tomllib.loads((root / RECIPE).read_text(encoding="utf-8"))["file"]:
+                named = each.pop("windows", None)
+                windows = root / each["path"] if named is None else root / "windows" / str(named)
+                yield Source(eras=tuple(each.pop("eras")), windows=windows, **each)
 
 
 def parts(windows: Path) -> list[tuple[int, str]]:
     """Contiguous text by its offset. Windows that overlap must agree."""
+    if windows.is_file():
+        return [(0, windows.read_bytes().decode())]
     found: list[tuple[int, str]] = []
     for path in sorted(windows.glob("*.txt")):
         offset, text = int(path.stem), path.read_bytes().decode()
@@ -93,9 +101,11 @@ def module_text(found: Iterable[Slice]) -> str:
 
 
 def build(folder: Path, trees: Path) -> dict[str, list[str]]:
-    """Write the trees; returns the files of each era."""
+    """Write the trees; returns the files of each era. A file that is there whole is run where it is."""
     written: dict[str, list[str]] = {}
     for source in sources(folder):
+        if source.windows.is_file():
+            continue
         text = module_text(slices(source))
         compile(text, source.path, "exec")
         for era in source.eras:
@@ -108,22 +118,44 @@ def build(folder: Path, trees: Path) -> dict[str, list[str]]:
 
 
 def manifest(folder: Path) -> str:
+    """Of what the folder has. What only the manifest knows stays in it as it is."""
+    here = [_entry(source) for source in sources(folder)]
+    entries = {(tuple(each["eras"]), each["path"]): each for each in _files()}
+    for each in here:
+        before = entries.get((tuple(each["eras"]), each["path"]), {"excerpts": []})
+        excerpts = {name: (name, *rest) for name, *rest in [*before["excerpts"], *each["excerpts"]]}
+        entries[tuple(each["eras"]), each["path"]] = before | each | {"excerpts": list(excerpts.values())}
     lines = ["# Written by `python -m integration.upstream.assemble --manifest`. Names and hashes, never text."]
-    for source in sources(folder):
-        lines += ["", "[[file]]", f"eras = {_toml(list(source.eras))}", f"path = {_toml(source.path)}"]
-        lines += [
-            f"{key} = {_toml(value)}"
-            for key, value in (("repository", source.repository), ("commit", source.commit))
-            if value
-        ]
+    for entry in entries.values():
+        lines += ["", "[[file]]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in entry.items() if key != "excerpts"]
         lines.append("# qualified name, characters, sha256")
         lines.append("excerpts = [")
-        lines += [f"  [{_toml(each.name)}, {len(each.core)}, {_toml(each.sha256)}]," for each in slices(source)]
+        lines += [f"  [{_toml(name)}, {chars}, {_toml(sha256)}]," for name, chars, sha256 in entry["excerpts"]]
         lines.append("]")
     return "\n".join(lines) + "\n"
 
 
+def _entry(source: Source) -> dict[str, Any]:
+    entry: dict[str, Any] = {"eras": list(source.eras), "path": source.path}
+    if source.commit:
+        entry |= {"repository": source.repository, "commit": source.commit}
+    if source.windows.is_file():
+        whole = source.windows.read_bytes()
+        if len(whole.decode()) != source.chars:
+            raise SystemExit(f"{source.windows} has {len(whole.decode())} characters, {RECIPE} says {source.chars}")
+        entry |= {"chars": source.chars, "sha256": hashlib.sha256(whole).hexdigest()}
+    return entry | {"excerpts": [(each.name, len(each.core), each.sha256) for each in slices(source)]}
+
+
+def _files() -> list[dict[str, Any]]:
+    files: list[dict[str, Any]] = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]
+    return files
+
+
 def _toml(value: Any) -> str:
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, list):
         return "[" + ", ".join(_toml(each) for each in value) + "]"
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -134,7 +166,7 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
     of several commits, so each says of which it is, where that is known."""
     if not (checkout / "tensorrt_llm").is_dir():
         raise SystemExit(f"{checkout} holds no tensorrt_llm: name the root of a checkout")
-    files = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]
+    files = _files()
     if not any(era in file["eras"] for file in files):
         raise SystemExit(f"{MANIFEST.name} holds nothing of era {era!r}; it has {_eras(files)}")
     for file in files:
@@ -151,6 +183,14 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
                 yield f"{file['path']}: {name}: {state}{read_at}"
 
 
+def mixed(era: str) -> str:
+    """What a comparison with this era cannot say, or nothing."""
+    commits = {file.get("commit") for file in _files() if era in file["eras"]}
+    if len(commits) == 1 and None not in commits:
+        return ""
+    return f"Era {era} was not read at one known commit, so what is shown on it is proved for no release."
+
+
 def _eras(files: list[dict[str, Any]]) -> str:
     return ", ".join(sorted({era for file in files for era in file["eras"]}))
 
@@ -163,9 +203,11 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if given.verify:
         complaints = list(verify(given.verify, given.era))
-        sys.stdout.writelines(f"{line}\n" for line in complaints)
+        sys.stdout.writelines(f"{line}\n" for line in [*complaints, mixed(given.era)] if line)
         return DIFFERS if complaints else 0
     folder = cache()
+    if not any(sources(folder)):
+        raise SystemExit(f"{folder} has no {RECIPE}, and neither has {folder / RUNTIME}")
     for era, files in sorted(build(folder, folder / "trees").items()):
         sys.stdout.write(f"{era}: {len(files)} files\n")
     if given.manifest:

@@ -1,10 +1,12 @@
 """A checkout is compared and run, and where that shows nothing, the exit code says so."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from integration.upstream.assemble import DIFFERS, main
+from integration.upstream.assemble import DIFFERS, MANIFEST, RUNTIME, main, manifest
+from integration.upstream.test_v2_compared import TREE, needs_runtime
 
 ERA = "S"
 
@@ -12,6 +14,32 @@ ERA = "S"
 def test_a_checkout_that_differs_is_no_error_of_the_comparison(tmp_path: Path) -> None:
     (tmp_path / "tensorrt_llm").mkdir()
     assert main(["--verify", str(tmp_path), "--era", ERA]) == DIFFERS
+
+
+@needs_runtime
+def test_the_runtime_that_is_compared_is_the_one_of_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--verify", str(TREE), "--era", "V2"]) == 0
+    assert "proved for no release" in capsys.readouterr().out
+    changed = shutil.copytree(TREE, tmp_path / "changed")
+    page = changed / "tensorrt_llm/runtime/kv_cache_manager_v2/_page.py"
+    page.write_text(page.read_text(encoding="utf-8").replace("return", "pass; return", 1), encoding="utf-8")
+    assert main(["--verify", str(changed), "--era", "V2"]) == DIFFERS
+    assert "_page.py: " in capsys.readouterr().out
+
+
+def test_a_file_of_another_length_than_its_recipe_says_is_refused(tmp_path: Path) -> None:
+    (tmp_path / RUNTIME).mkdir()
+    (tmp_path / RUNTIME / "made.py").write_text("limit = 3\n", encoding="utf-8")
+    recipe = '[[file]]\neras = ["V2"]\npath = "made.py"\nrepository = "a/b"\ncommit = "c"\nchars = 12\n'
+    (tmp_path / RUNTIME / "recipe.toml").write_text(recipe, encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"made.py has 10 characters, recipe.toml says 12"):
+        manifest(tmp_path)
+
+
+def test_what_only_the_manifest_knows_stays_in_it(tmp_path: Path) -> None:
+    assert manifest(tmp_path) == MANIFEST.read_text(encoding="utf-8")
 
 
 def test_what_is_no_checkout_is_not_compared(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def test_windows_that_overlap_are_joined(tmp_path: Path) -> None:
 
 def test_the_manifest_names_and_hashes_and_holds_no_text() -> None:
     files = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]
-    assert {era for each in files for era in each["eras"]} == {"A", "S", "B2", "C", "D", "N", "N2", "O"}
+    assert {era for each in files for era in each["eras"]} == {"A", "S", "B2", "C", "D", "N", "N2", "O", "V2"}
     for each in files:
-        assert set(each) <= {"eras", "path", "repository", "commit", "excerpts"}
+        assert set(each) <= {"eras", "path", "repository", "commit", "chars", "sha256", "excerpts"}
         for name, chars, sha256 in each["excerpts"]:
             assert "\n" not in name and len(name) < 200 and chars > 0 and len(sha256) == 64

@@ -23,9 +23,10 @@ from integration.upstream.v2_compared import (
 from integration.upstream.v2_driver import FOLDER
 
 TREE = Path(os.environ.get("KVFIX_UPSTREAM", "nowhere"), "v2-runtime")
-pytestmark = pytest.mark.skipif(
+needs_runtime = pytest.mark.skipif(
     not (TREE / FOLDER).exists(), reason=f"KVFIX_UPSTREAM names no folder that has v2-runtime/{FOLDER}"
 )
+pytestmark = needs_runtime
 RUNS = int(os.environ.get("V2_RUNS", "60"))
 
 

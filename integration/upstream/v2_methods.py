@@ -1,9 +1,9 @@
 """Methods of the newest V2 manager, of its requests and of the executor that drives it, which no excerpt holds. Ours,
 and small.
 
-The executor of the newest version is not among the excerpts, so its steps with a connector are known from upstream's
-tests alone: loads are marked as dispatched before the worker may write, completions are applied before scheduling, and
-a request whose load is pending is cancelled when the load is over.
+The steps with a connector were written after upstream's tests, and the executor of era O, which is newer, does them in
+this order: loads are marked as dispatched before the worker may write, completions are applied before scheduling, and a
+request whose load is pending is cancelled when the load is over.
 """
 
 import enum

@@ -295,13 +295,13 @@ class Cache:
 
     def _take(self, ordinal: int, taken: list[tuple[int, Page, Page]]) -> None:
         """In place of its own, which may leave the device to make room."""
-        for group, mine, _ in taken:
+        for group, mine, theirs in taken:
             if not self._waits_for_commit(ordinal, group):
                 self._let_go(ordinal, group, mine)
+            self.runtime.pools[group].hold(theirs)  # else what makes room for it could drop it
         lock_all(self.runtime.pools, [(group, theirs) for group, _, theirs in taken])
         for group, mine, theirs in taken:
             pool = self.runtime.pools[group]
-            pool.hold(theirs)
             self._waiting.discard((ordinal, group))
             pool.release(mine)
             self._pages[ordinal][group] = theirs

@@ -104,7 +104,7 @@ def steps(copy: Path) -> Iterator[tuple[str, list[str]]]:
     put(copy / "docs" / "hazards" / "README.md", "| [H3]", f"| [H2](page) | what | `{ID}` |\n")
     put(
         copy / "README.md",
-        "| the same with `KVCacheManagerV2`, the default since 1.4.0rc1 |",
+        "| the same with V1's manager |",
         f"| nothing | [H2](page) | `{ID}` |\n",
     )
     yield "tables", ["`When a fix fails`", "`selfcheck`", "`observe`"]

@@ -86,17 +86,17 @@ class Run(NamedTuple):
     default: str
 
 
-# A line of releases, or what a release of Dynamo pins.
+# A line of releases, or what a release of Dynamo pins; the newest first.
 RUN = (
-    Run("1.1; Dynamo 0.6", "1.1.0rc5", "1.1.0", "V1"),
-    Run("1.2.0; Dynamo 0.7, 0.8", "1.2.0rc2", "1.2.0", "V1"),
-    Run("1.2.1", "1.2.1", "1.2.1", "V1"),
-    Run("1.3.0rc1 to rc5; Dynamo 0.9, 1.0", "1.3.0rc1", "1.3.0rc5.post1", "V1"),
-    Run("1.3.0rc11; Dynamo 1.1", "1.3.0rc11", "1.3.0rc11", "V1"),
-    Run("1.3.0rc14; Dynamo 1.2", "1.3.0rc14", "1.3.0rc14", "V1"),
-    Run("1.3.0rc19; Dynamo 1.3", "1.3.0rc19", "1.3.0rc19", "V1"),
-    Run("1.3.0rc25; Dynamo 1.5", "1.3.0rc25", "1.3.0rc25", "the model's"),
     Run("1.4.0rc1 to rc4", "1.4.0rc1", "1.4.0rc4", "**V2**"),
+    Run("1.3.0rc22 to rc25; Dynamo 1.4, 1.5", "1.3.0rc22", "1.3.0rc25", "the model's"),
+    Run("1.3.0rc19; Dynamo 1.3", "1.3.0rc19", "1.3.0rc19", "V1"),
+    Run("1.3.0rc14; Dynamo 1.2", "1.3.0rc14", "1.3.0rc14", "V1"),
+    Run("1.3.0rc11; Dynamo 1.1", "1.3.0rc11", "1.3.0rc11", "V1"),
+    Run("1.3.0rc1 to rc5; Dynamo 0.9, 1.0", "1.3.0rc1", "1.3.0rc5.post1", "V1"),
+    Run("1.2.1", "1.2.1", "1.2.1", "V1"),
+    Run("1.2.0; Dynamo 0.7, 0.8", "1.2.0rc2", "1.2.0", "V1"),
+    Run("1.1; Dynamo 0.6", "1.1.0rc5", "1.1.0", "V1"),
 )
 # The first releases with a fix of upstream's own, as its pull requests say, one for each line of releases.
 UPSTREAM_SINCE = {

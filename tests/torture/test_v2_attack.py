@@ -49,8 +49,17 @@ def test_without_the_fixes_tables_arrive_torn(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", AWAITED, ids=str)
-def test_where_upstream_waits_a_target_alone_is_right(way: Way) -> None:
+def test_where_upstream_waits_a_request_that_fails_behind_its_launch_tears_a_table(way: Way) -> None:
+    """A cache that is closed rewrites its row. The wait for the launch comes later."""
     with way.build(), attacked(way, SEED) as attack:
+        attack.run(100)
+        assert attack.corrupt_tables, HERE
+        assert attack.contents.wrong, HERE
+
+
+@pytest.mark.parametrize("way", AWAITED, ids=str)
+def test_where_upstream_waits_and_none_fails_a_target_alone_is_right(way: Way) -> None:
+    with way.build(), attacked(way, SEED, failing=0) as attack:
         attack.run()
         require_right(attack)
         assert attack.server.witness.corruptions == [], HERE

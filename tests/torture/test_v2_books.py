@@ -52,6 +52,20 @@ def test_who_will_not_commit_keeps_no_page_that_the_window_has_passed() -> None:
     assert books.witness_free(0) == 18
 
 
+def test_a_page_that_a_commit_takes_is_not_dropped_to_make_room_for_it() -> None:
+    """It is the oldest of the host tier, and nobody holds it. Else its slot there would be given away twice."""
+    books = runtime(pages=2, host_pages=2)
+    for tokens in (PROMPT[:4], PROMPT[4:8]):
+        other, _ = resumed(books, [], 4)
+        other.commit(tokens)
+        other.close()
+    cache, row = resumed(books, [], 8)
+    cache.commit(PROMPT[:4])
+    assert sorted(books.pools[0].host_free) == [0, 1] and not books.pools[0].host_idle
+    assert len(books.match(None, PROMPT[:4])) == 1 and not books.match(None, PROMPT[4:8])
+    assert sorted(row[:2]) == [0, 1]
+
+
 def test_a_page_of_the_first_that_finds_no_room_any_more_is_an_error() -> None:
     """So it is upstream: the loop that commits ends."""
     books = runtime(pages=4, host_pages=2)

@@ -35,6 +35,7 @@ class Way:
     draft: bool = False  # upstream's own fence covers the target's copies from D on, so a draft's are held there
     by_layer: bool = False
     trim: bool = False  # the build skips launches that are equal to the last one
+    guesses: tuple[int, ...] = (0, 0, 1, 3)  # how many tokens a step drafts
     awaited: bool = True  # from D on upstream can wait for the target's copies, but not with AutoDeploy's engine
 
     @property
@@ -94,6 +95,7 @@ class Attack:
     way: Way
     random: Random
     loads_outlive: bool = False  # a control: what ends while it loads lets go of its pages at once
+    failing: float = 0.02  # of the requests in each step, between their launch and the update
     did: dict[str, int] = field(default_factory=dict)  # how often
     _iteration: int = 0
     _numbers: int = 0
@@ -111,6 +113,7 @@ class Attack:
         self._computed: dict[int, int] = {}
         self._loading: dict[int, Loading] = {}
         self._ending: set[int] = set()  # cancelled while they load
+        self._unsettled: set[int] = set()  # they have a cache, and no position yet
         self._owed: dict[int, int] = {}  # pages of drafts that were not accepted
         executor.scheduler = self
         for name in ("_fetch_new_requests", "_sample_async", "_terminate_request", "_update_requests",
@@ -123,6 +126,7 @@ class Attack:
         self._launch = executor.model_engine._forward_step
         executor.model_engine._forward_step = self._forward_step
         self.output = import_module(f"{PYEXECUTOR}.scheduler").SchedulerOutput
+        self.rebalance: Callable[[], None] = self._rebalance  # a loop that does it itself has its own
 
     def run(self, steps: int = STEPS) -> None:
         self._stops_at = steps
@@ -168,11 +172,11 @@ class Attack:
     def _sample_async(self, batch: Any, outputs: Any) -> Any:
         """Between a launch and the update."""
         for request in list(self.executor.active_requests):
-            if request.request_id not in self._loading and self._does("fail between launch and update", 0.02):
+            if request.request_id not in self._loading and self._does("fail between launch and update", self.failing):
                 self._fail(request)
         return type(self.executor)._sample_async(self.executor, batch, outputs)
 
-    def _update_requests(self, state: Any) -> None:
+    def _update_requests(self, state: Any, *_: Any) -> None:
         type(self.executor)._update_requests(self.executor, state)
         self.contents.judge()
 
@@ -192,6 +196,7 @@ class Attack:
     def _forget(self, request: Any) -> None:
         for books in (self._computed, self._owed, self._names):
             books.pop(request.request_id, None)
+        self._unsettled.discard(request.request_id)
 
     def _update_resources(self, batch: Any, *args: Any) -> None:
         living = [each for each in batch.generation_requests if each.request_id in self.manager.kv_cache_map]
@@ -255,7 +260,7 @@ class Attack:
         return len(output.context_requests) + len(output.generation_requests)
 
     def _schedule_generation(self, request: Any, output: Any) -> None:
-        drafts = self.random.choice((0, 0, 1, 3))
+        drafts = self.random.choice(self.way.guesses)
         if self._left < 1 + drafts:
             return
         request.py_draft_tokens = [0] * drafts
@@ -265,14 +270,18 @@ class Attack:
             output.generation_requests.append(request)
 
     def _has_cache(self, request: Any, output: Any) -> bool:
-        if request.request_id not in self.manager.kv_cache_map:
-            if len(self.manager.kv_cache_map) >= BATCH:
+        number = request.request_id
+        if number not in self.manager.kv_cache_map or number in self._unsettled:
+            if number not in self.manager.kv_cache_map and len(self.manager.kv_cache_map) >= BATCH:
                 return False
-            for manager in self._managers:
-                manager.prepare_context(request)
-            if self.manager.kv_cache_map[request.request_id].num_committed_tokens:
+            self._unsettled.add(number)  # upstream's manager settles no position where it finds no room
+            if not self._insisting(request, output, lambda: bool(self.manager.prepare_context(request))):
+                return False
+            self._unsettled.discard(number)
+            if self.manager.kv_cache_map[number].num_committed_tokens:
                 self._does("reuse")
             for draft in self._managers[1:]:
+                draft.prepare_context(request)
                 assert draft.resume_request(request)
             if self._does("fail while admitted", 0.08):
                 self._fail(request)
@@ -347,7 +356,7 @@ class Attack:
             elif number not in self._loading and self.manager.is_request_active(number) and self._does("suspend", 0.03):
                 self.manager.suspend_request(request)
         if not self._loading and self._does("rebalance", 0.03):
-            self._rebalance()
+            self.rebalance()
 
     def _is_cancelled(self, request: Any) -> bool:
         if request.request_id in self._loading:
@@ -371,10 +380,17 @@ class Attack:
         active = [each for each in self.executor.active_requests if self.manager.is_request_active(each.request_id)]
         for request in active:
             self.manager.suspend_request(request)
-        if self.manager.impl.levels.adjust():
-            self._does("adjust")
+        self.adjust()
         for request in active:
             self.manager.resume_request(request)  # one that finds no room is resumed by the scheduler
+
+    def adjust(self) -> None:
+        if self.manager.impl.levels.adjust():
+            self._does("adjust")
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
 
     # Prefixes that a connector brings.
 

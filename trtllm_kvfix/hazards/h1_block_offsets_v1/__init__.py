@@ -6,9 +6,7 @@ HAZARD = Hazard(
     id="H1",
     what="the V1 manager's pinned table of block offsets is refilled while it is read",
     symptoms={
-        "staged-offsets-v1": (
-            "garbled text, gibberish, or words of another user's answer, under load; it may vanish under a debugger"
-        ),
+        "staged-offsets-v1": "the same with V1's manager",
     },
     scene=Scene(
         "staged-offsets-v1",

@@ -6,7 +6,9 @@ HAZARD = Hazard(
     id="H2",
     what="the tables that the V2 manager's gather kernel reads are refilled while it reads them",
     symptoms={
-        "staged-offsets-v2": "the same with `KVCacheManagerV2`, the default since 1.4.0rc1",
+        "staged-offsets-v2": (
+            "garbled text, gibberish, or words of another user's answer, under load; it may vanish under a debugger"
+        ),
     },
     scene=Scene(
         "staged-offsets-v2",

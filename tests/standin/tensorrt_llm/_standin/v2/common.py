@@ -161,18 +161,8 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
         computed = request.context_current_position if request.context_remaining_length else len(tokens) - 1
         if since("F"):
             self.forget_connector_state(request)
-        if since("D"):
-            self.release_index_slot(request.py_request_id, kv_cache)
-            kv_cache.close(tokens, computed)
-        else:
-            kv_cache.close(tokens, computed)
-            self.index_mapper.remove_sequence(request.py_request_id)
-
-    def release_index_slot(self, request_id: int, kv_cache: Any) -> None:
-        """The row is let go of before its number is (#14423)."""
-        for pool in range(self.num_pools):
-            kv_cache.set_base_page_index_buf(0, pool, None)
-        self.index_mapper.remove_sequence(request_id)
+        kv_cache.close(tokens, computed)  # while it has its row, which it rewrites
+        self.index_mapper.remove_sequence(request.py_request_id)
 
     def shutdown(self) -> None:
         self.kv_cache_map.clear()

@@ -1,0 +1,201 @@
+"""The loops of upstream's newest executor that is stored (era O), over the stand-in's managers, engine and requests.
+
+The methods are upstream's own, out of the excerpts that KVFIX_UPSTREAM names. What they call besides is the stand-in's,
+or does nothing: disaggregation, statistics, encoders, drafters, other ranks.
+"""
+
+import __future__
+
+import linecache
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from integration.upstream.assemble import module_text, slices, sources
+from tests.standin.serving import PYEXECUTOR
+from tests.torture.v2_attack import Attack
+
+PATH = "tensorrt_llm/_torch/pyexecutor/py_executor.py"
+ERA = "O"
+LOOPS = ("_executor_loop", "_executor_loop_overlap", "_prepare_and_schedule_batch")
+
+
+def source_in(folder: Path | None, path: str = PATH, era: str = ERA) -> str:
+    """Nothing where the folder has no excerpts of it."""
+    found = [each for each in sources(folder) if each.path == path and era in each.eras] if folder else []
+    return module_text(slices(found[0])) if found else ""
+
+
+@contextmanager
+def newest_loops(source: str) -> Iterator[None]:
+    """Inside the stand-in, before an executor is made."""
+    executor = import_module(f"{PYEXECUTOR}.py_executor").PyExecutor
+    theirs = methods(source, PATH, _globals())
+    assert set(LOOPS) <= theirs.keys(), f"the excerpts lack {set(LOOPS) - theirs.keys()}"
+    with ExitStack() as stack:
+        for owner, names in [(executor, theirs), (executor, _beside(executor)), *_requests()]:
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        yield
+
+
+def let_it_rebalance(attack: Attack) -> None:
+    """The manager says when, and upstream's loop does it: never where a connector has something under way."""
+    manager = type(attack.manager.impl)
+    manager.need_adjustment = property(lambda self: self.wants_adjustment and not attack.is_loading)
+    attack.manager.impl.wants_adjustment = False
+
+    def adjust() -> None:
+        attack.manager.impl.wants_adjustment = False
+        attack.adjust()
+
+    attack.manager.impl.adjust = adjust
+    attack.rebalance = lambda: setattr(attack.manager.impl, "wants_adjustment", True)
+
+
+def methods(source: str, path: str, names: dict[str, Any]) -> dict[str, FunctionType]:
+    """Of the one class in it. Their source can be read, as a probe does."""
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    made: dict[str, Any] = {}
+    exec(compile(source, path, "exec", __future__.annotations.compiler_flag), names, made)
+    (kind,) = made.values()
+    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+
+
+def _globals() -> dict[str, Any]:
+    tensors = import_module("tensorrt_llm._standin.tensors").tensors()
+    request, sampler = import_module(f"{PYEXECUTOR}.llm_request"), import_module(f"{PYEXECUTOR}.sampler")
+    trims = import_module("tensorrt_llm._standin.variant").STEP_PROLOGUE_TRIM
+    cuda = SimpleNamespace(set_device=_nothing, current_stream=tensors.current_stream, stream=tensors.on)
+    return {
+        "torch": SimpleNamespace(cuda=cuda),
+        "cudart": SimpleNamespace(cudaSetDevice=_nothing),
+        "CUASSERT": _nothing,
+        "BatchState": SimpleNamespace,
+        "LlmRequestState": request.LlmRequestState,
+        "FinishReason": request.FinishReason,
+        "OutOfPagesError": type("OutOfPagesError", (Exception,), {}),
+        "ResourceManagerType": SimpleNamespace(SPEC_RESOURCE_MANAGER=None),
+        "SpecSampler": sampler.TorchSampler,
+        "_UNBOUNDED_PAUSE_MAX_INPUT_LEN": 1 << 30,
+        "contextmanager": contextmanager,
+        "logger": logging.getLogger("tensorrt_llm"),
+        "nullcontext": nullcontext,
+        "step_prologue_trim_enabled": lambda: trims,
+        "time": time,
+    }
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What upstream calls and a rank alone on a simulated device does not need."""
+
+
+class Idle:
+    """A part of upstream's that is there and has nothing to do."""
+
+    enabled = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+class Timing(Idle):
+    def create_timing_events(self) -> tuple[None, None, None]:
+        return None, None, None
+
+    def record_perf_events(self, *_: Any) -> Any:
+        return nullcontext()
+
+
+class Watchdog(Idle):
+    def __enter__(self) -> "Watchdog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It watches nothing."""
+
+
+DOES_NOTHING = """
+    _add_kv_cache_events _commit_kv_cache_stats _finalize_adp_dummy_allocation _flush_iter_stats_synced
+    _enqueue_responses _flush_pending_transfer_responses _handle_control_request _handle_dynamic_draft_len
+    _handle_guided_decoder_errors _maybe_prefetch_next_iter_mm_encoders _maybe_record_hang_diagnostic_phase
+    _pad_attention_dp_dummy_request _pad_empty_attention_dp_batch _poll_encoder_steps _prefetch_for_context_requests
+    _prepare_disagg_gen_transmission_complete _update_generation_requests_that_will_complete_next_iteration
+"""
+IS_OFF = """
+    enable_early_first_token_response enable_iter_perf_stats enable_kv_cache_events has_previous_draft_tokens
+    is_benchmark_disagg is_warmup use_spec_decode _mm_encoder_item_scheduling_enabled _resource_governor_enabled
+"""
+IS_NOT_THERE = (
+    "drafter dwdp_manager guided_decoder kv_cache_transceiver speculation_gate _disagg_pp_termination_handler"
+)
+
+
+def _beside(executor: Any) -> dict[str, Any]:
+    """What the loops call and the excerpts lack. Ours, over what the stand-in has of it."""
+    forward, respond, can_queue = executor._forward_step, executor._handle_responses, executor._can_queue
+
+    def fetch(self: Any) -> list[Any]:
+        idle = not self.active_requests and self.previous_batch is None
+        self._fetch_new_requests(idle=idle and not self.async_transfer_manager.requests_in_transfer())
+        return []
+
+    def take_back(_: Any, batch: Any) -> None:
+        assert not batch.generation_requests, "a batch that cannot be queued has what was allocated for it"
+
+    return {
+        **dict.fromkeys(DOES_NOTHING.split(), _nothing),
+        **dict.fromkeys(IS_OFF.split(), False),
+        **dict.fromkeys(IS_NOT_THERE.split()),
+        "device_id": 0,
+        "disagg": Idle(),
+        "enable_kv_pool_rebalance": True,
+        "hang_detector": Watchdog(),
+        "iter_counter": 0,
+        "max_total_draft_tokens": 0,
+        "perf_manager": Timing(),
+        "should_stop_processing": property(
+            lambda self: self.is_shutdown and not self.active_requests and self.previous_batch is None
+        ),
+        "_agreed_need_adjustment": lambda self: self.kv_cache_manager.impl.need_adjustment,
+        "_can_queue": lambda self, batch: (can_queue(self, batch),) * 2,
+        "_check_benchmark_disagg_gate": lambda *given: (given[-1], False),
+        "_fetch_and_activate_new_requests": fetch,
+        "_forward_step": lambda self, batch, *_: forward(self, batch),
+        "_free_request_resources": lambda self, request: self._terminate_request(request),
+        "_handle_responses": lambda self, **_: respond(self),
+        "_is_kv_manager_v2": True,
+        "_pending_recompute_pause_ids": frozenset(),
+        "_profiler": lambda _: nullcontext(_nothing),
+        "_rebalance_check_interval": 1,
+        "_revert_gen_alloc": take_back,
+        "_sample_on_execution_stream": property(
+            lambda self: self._spec_sampler_on_execution_stream(self.sampler, self.drafter, self.guided_decoder)
+        ),
+        "_step_scope": lambda *_, **__: nullcontext(),
+        "_update_v2_context_resources": executor._update_context_resources,
+    }
+
+
+def _requests() -> list[tuple[Any, dict[str, Any]]]:
+    """What requests, batches and samples of the newest executor have besides."""
+    request = import_module(f"{PYEXECUTOR}.llm_request").LlmRequest
+    batch = import_module(f"{PYEXECUTOR}.scheduler").ScheduledRequests
+    sample = import_module(f"{PYEXECUTOR}.sampler").SampleState
+    engine = import_module(f"{PYEXECUTOR}.model_engine").PyTorchModelEngine
+    return [
+        (request, {"is_attention_dp_dummy": False, "is_child": False, "py_batch_idx": None}),
+        (request, {"reset_for_recompute": request.pause}),
+        (batch, {"encoder_requests": (), "num_encoder_requests": 0, "scheduled_mm_encoder_items": ()}),
+        (batch, {"recompute_paused_requests": property(lambda self: self.paused_requests)}),
+        (sample, {"device": None}),
+        (engine, {"is_spec_decode": False}),
+    ]

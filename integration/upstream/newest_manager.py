@@ -1,0 +1,149 @@
+"""Methods of upstream's newest V2 manager that is stored (era N), over the stand-in's table, index mapper and launch.
+
+They create, resume, grow, commit, suspend and free the caches of a runtime, and launch the copy of its rows. What they
+call besides is ours, and small. There is no connector, no draft model and no context parallelism.
+"""
+
+import enum
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+from integration.upstream import newest_loops
+from integration.upstream.newest_loops import methods
+from tests.standin.serving import PYEXECUTOR
+from tests.torture.v2_books import Books, LentCache
+
+PATH = "tensorrt_llm/_torch/pyexecutor/kv_cache/kv_cache_manager_v2.py"
+ERA = "N"
+LAUNCH = "copy_batch_block_offsets"
+NEEDED = ("prepare_context", "try_allocate_generation", "suspend_request", "update_resources", "free_resources", LAUNCH)
+
+
+def source_in(folder: Path | None) -> str:
+    return newest_loops.source_in(folder, PATH, ERA)
+
+
+@contextmanager
+def newest_manager(source: str) -> Iterator[None]:
+    """Inside the stand-in, before a manager is made."""
+    module = import_module(f"{PYEXECUTOR}.kv_cache.kv_cache_manager_v2")
+    kind, request = module.KVCacheManagerV2, import_module(f"{PYEXECUTOR}.llm_request").LlmRequest
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(vars(module), _globals()))
+        theirs = methods(source, PATH, vars(module))  # among the names in which a fix replaces the kernel
+        assert set(NEEDED) <= theirs.keys(), f"the excerpts lack {set(NEEDED) - theirs.keys()}"
+        if import_module("tensorrt_llm._standin.variant").STEP_PROLOGUE_TRIM:
+            del theirs[LAUNCH]  # no source that asks the filter is stored
+        for owner, names in [(kind, theirs), (kind, _beside(kind)), (request, REQUESTS), (Books, BOOKS)]:
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        yield
+
+
+class BlockReusePolicy(enum.Enum):
+    ALL_REUSABLE = 0
+    PER_REQUEST = 1
+
+
+class ReuseScope(NamedTuple):
+    lora_id: int | None
+    salt: int | None
+
+
+def _globals() -> dict[str, Any]:
+    return {
+        "BlockReusePolicy": BlockReusePolicy,
+        "LlmRequestState": import_module(f"{PYEXECUTOR}.llm_request").LlmRequestState,
+        "ReuseScope": ReuseScope,
+        "_settle_context_cursor": lambda request, reused, size: request.set_prepopulated_prompt_len(reused, size),
+        "_update_kv_cache_draft_token_location": _nothing,
+        "hashlib": hashlib,
+        "logger": logging.getLogger("tensorrt_llm"),
+        "os": os,
+        "torch": SimpleNamespace(Tensor=object),  # local names are annotated with it
+    }
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Statistics, guard pages, connectors."""
+
+
+IS_OFF = """
+    enable_stats is_estimating_kv_cache is_vswa kv_compression_manages_history _connector_may_serve _has_cp_helix
+"""
+
+
+def _beside(kind: Any) -> dict[str, Any]:
+    original: Callable[..., None] = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  it is put on the class
+        original(self, *args, **kwargs)
+        self._allocated_draft_lens, self._fresh_pages_filled, self._disagg_receive_ready = {}, {}, {}
+        self._early_freed_index_requests, self._request_stats_enabled_ids = set(), set()
+
+    return {
+        **dict.fromkeys(IS_OFF.split(), False),
+        "__init__": __init__,
+        "block_reuse_policy": BlockReusePolicy.ALL_REUSABLE,
+        "conversation_manager": None,
+        "draft_layer_ids": (),
+        "enable_block_reuse": True,
+        "reuse_match_backoff": 0,
+        "_augment_tokens_for_block_reuse": lambda _, tokens, *__, start=0, end=None: tokens[start:end],
+        "_can_publish_block_reuse": True,
+        "_connector_may_serve": lambda *_: False,
+        "_fill_fresh_kv_pages": _nothing,
+        "_generation_draft_slots": lambda _, request: len(request.py_draft_tokens),
+        "_log_window_crossing": _nothing,
+        "_prepare_connector_prefix_reservation": _nothing,
+        "_reuse_token_source": lambda _, request: request.get_tokens(0)[: request.prompt_len],
+    }
+
+
+REQUESTS = {
+    "max_beam_num_tokens": property(lambda self: len(self.get_tokens(0))),
+    "py_num_accepted_draft_tokens": 0,
+    "return_perf_metrics": False,
+}
+
+
+class ManagedCache(LentCache):
+    """A cache of the runtime as upstream's manager calls it, and as the attack does."""
+
+    enable_swa_scratch_reuse = False
+    cuda_stream: Any = None
+    discard_pending_stats = drop_cached_token_attribution = _nothing
+
+    @property
+    def history_length(self) -> int:
+        return int(self._cache.history_length)
+
+    def resize(self, capacity: int | None, history: int | None = None) -> bool:
+        return bool(self._cache.resize(capacity, history))
+
+    def commit(self, computed: int | Sequence[int]) -> None:
+        if isinstance(computed, int):
+            super().commit(computed)
+        else:
+            self._cache.commit(list(computed))
+
+    def stop_committing(self) -> None:
+        self._cache.stop_committing()
+
+
+def _create(self: Books, scope: ReuseScope, tokens: Sequence[int], id: int, **_: Any) -> ManagedCache:
+    prompt = list(tokens)
+    cache = self.levels.runtime.create_kv_cache(scope.salt, prompt)
+    self.caches[id] = made = ManagedCache(cache, prompt, self.tokens_per_block, lambda: self.caches.pop(id))
+    return made
+
+
+BOOKS = {"create_kv_cache": _create, "clear_stats_excluded": _nothing, "mark_stats_excluded": _nothing}
