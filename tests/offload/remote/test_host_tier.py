@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_tier_admission import SLOTS, scanned, served
+from tests.core.test_tier_admission import SLOTS, circled, served
 from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
@@ -61,7 +61,7 @@ def side(store: StoreOfAll) -> OffloadScheduler:
     settings = OffloadSettings(host_bytes=1, log_every_requests=0, remote=RemoteSettings(min_reuse_blocks=2))
     made = remote_scheduler(settings, 1, link, Switches(None))
     assert made.behind is not None
-    index, staging = scanned(), made.behind.share(POOL_SLOTS)
+    index, staging = circled(), made.behind.share(POOL_SLOTS)
     assert staging.first == SLOTS
     made._policy = TierPolicy(index, [HostPoolTier(index, 1), StoreTier(index, made.behind, staging, 2)])
     assert served(index, [-1, -2, -3]).declined
