@@ -35,7 +35,7 @@ class Subagent(BaseModel):
     requests: list[Annotated["Call | Subagent", Field(discriminator="type")]]
 
 
-class Session(BaseModel):
+class AgentSession(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     block_size: int = Field(ge=1)
@@ -56,7 +56,7 @@ def is_session(fields: dict[str, Any]) -> bool:
 
 def calls_of(fields: dict[str, Any], number: int, tokens_per_hash_id: int) -> list[Timed]:
     """The calls of session `number`, of all its agents, by their times."""
-    session = Session.model_validate(fields)
+    session = AgentSession.model_validate(fields)
     if session.block_size != tokens_per_hash_id:
         raise ValueError(
             f"block_size is {session.block_size}, and --tokens-per-hash-id {tokens_per_hash_id}: give the same"
