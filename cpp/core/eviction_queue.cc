@@ -14,12 +14,13 @@ std::uint32_t lowest(const std::array<std::uint64_t, 2>& set) {
 
 }  // namespace
 
-EvictionQueue::EvictionQueue(std::uint32_t blocks)
-    : owned_links_(std::size_t{blocks} + std::size_t{2} * kEnds),
+EvictionQueue::EvictionQueue(std::uint32_t blocks, std::uint32_t queues)
+    : owned_links_(std::size_t{blocks} + std::size_t{queues} * kEnds),
       links_(owned_links_.data()),
       blocks_(blocks),
       ready_{.ends = blocks, .listed = {}, .late = {}},
       parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}} {
+    check(queues <= kLast, "more eviction queues share links than their places tell apart");
     for (std::size_t i = 0; i < owned_links_.size(); ++i) {
         const auto self = static_cast<std::uint32_t>(i);
         links_[i] = Link{self, self, 0, kNowhere, 0};
@@ -30,8 +31,8 @@ EvictionQueue::EvictionQueue(EvictionQueue& first, std::uint8_t queue)
     : links_(first.links_),
       blocks_(first.blocks_),
       queue_(queue),
-      ready_{.ends = first.blocks_ + kEnds, .listed = {}, .late = {}},
-      parked_{.ends = first.blocks_ + kEnds + kPriorities, .listed = {}, .late = {}} {}
+      ready_{.ends = first.blocks_ + (queue - kFirst) * kEnds, .listed = {}, .late = {}},
+      parked_{.ends = first.blocks_ + (queue - kFirst) * kEnds + kPriorities, .listed = {}, .late = {}} {}
 
 void EvictionQueue::push(BlockIndex block, Priority priority) {
     Link& link = links_[number(block)];
@@ -60,7 +61,7 @@ void EvictionQueue::unpark(BlockIndex block) {
 void EvictionQueue::enter(BlockIndex block, bool parked) {
     Lane& to = parked ? parked_ : ready_;
     Link& link = links_[number(block)];
-    link.place = (2U * queue_ + (parked ? 1U : 0U)) & 7U;
+    link.place = (2U * queue_ + (parked ? 1U : 0U)) & 15U;
     const std::uint32_t priority = link.priority;
     const std::uint32_t end = to.ends + priority;
     const std::uint32_t last = links_[end].prev;

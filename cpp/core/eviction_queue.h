@@ -20,10 +20,14 @@ namespace kvfix {
 
 class EvictionQueue {
   public:
-    explicit EvictionQueue(std::uint32_t blocks);
-    // A second queue over the same blocks, each of which stands in at most one of the two at a time. They share the
-    // links, 16 bytes for each block. The first queue must outlive this one, and neither may move.
-    static EvictionQueue beside(EvictionQueue& first) { return {first, kSecond}; }
+    explicit EvictionQueue(std::uint32_t blocks) : EvictionQueue(blocks, 2) {}
+    // One of `queues` over the same blocks, each of which stands in at most one of them at a time. They share the links,
+    // 16 bytes for each block. This one is the first; it must outlive the others, and none may move.
+    EvictionQueue(std::uint32_t blocks, std::uint32_t queues);
+    // The queue with that number, from 1 on, beside the first.
+    static EvictionQueue beside(EvictionQueue& first, std::uint32_t number = 1) {
+        return {first, static_cast<std::uint8_t>(kFirst + number)};
+    }
     EvictionQueue(const EvictionQueue&) = delete;
     EvictionQueue& operator=(const EvictionQueue&) = delete;
     ~EvictionQueue() = default;
@@ -58,19 +62,19 @@ class EvictionQueue {
   private:
     static constexpr std::uint32_t kPriorities = kPriorityMax + 1U;
     static constexpr std::uint32_t kEnds = 2 * kPriorities;  // of one queue's lists
-    static constexpr unsigned kEnteredBits = 54;  // enough for five hundred years at a million entries a second
+    static constexpr unsigned kEnteredBits = 53;  // enough for two hundred years at a million entries a second
     static constexpr std::uint64_t kEnteredMask = (std::uint64_t{1} << kEnteredBits) - 1;
 
     // Where a block stands: twice its queue's number, plus one if it is parked.
     static constexpr std::uint8_t kNowhere = 0;
-    static constexpr std::uint8_t kFirst = 1;  // the two queues that share links
-    static constexpr std::uint8_t kSecond = 2;
+    static constexpr std::uint8_t kFirst = 1;  // of the queues that share links
+    static constexpr std::uint8_t kLast = 7;
 
     struct Link {
         std::uint32_t prev;                    // a link; in a heap, the position there
         std::uint32_t next;                    // a link; in a heap, kNone
         std::uint64_t entered : kEnteredBits;  // order of entry, ascending in each list
-        std::uint64_t place : 3;
+        std::uint64_t place : 4;
         std::uint64_t priority : 7;
     };
 
@@ -92,7 +96,7 @@ class EvictionQueue {
     BlockIndex first(const Lane& lane) const;
     std::vector<BlockIndex> in_order() const;
 
-    std::vector<Link> owned_links_;  // one for each block by number, then the ends of both queues' lists
+    std::vector<Link> owned_links_;  // one for each block by number, then the ends of all queues' lists
     Link* links_;
     std::uint32_t blocks_;
     std::uint8_t queue_ = kFirst;

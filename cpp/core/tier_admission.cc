@@ -14,38 +14,62 @@ TierAdmission::TierAdmission(TierPolicy policy, std::uint32_t slots)
     : policy_(policy),
       round_(std::max(slots / kSampledPositions, kRoundMin)),
       history_(policy == TierPolicy::all ? 0 : two_thirds(std::uint64_t{slots} * 4)),
-      shadow_of_all_(policy == TierPolicy::all ? 0 : two_thirds(slots / kSampledPositions)),
-      shadow_of_known_(policy == TierPolicy::all ? 0 : two_thirds(slots / kSampledPositions)) {}
+      ages_(slots),
+      shadows_{ShadowTier(slots / kSampledPositions), ShadowTier(slots / kSampledPositions),
+               ShadowTier(slots / kSampledPositions)} {}
 
-bool TierAdmission::asked(std::uint64_t key, std::uint32_t position, bool elsewhere, bool reused) {
-    if (policy_ == TierPolicy::all) {
-        return true;
+TierAdmission::Warmth TierAdmission::warmth(std::uint32_t known, std::uint32_t blocks) {
+    const std::uint64_t percent = blocks == 0 ? 0 : std::uint64_t{known} * 100 / blocks;
+    if (percent < 15) {
+        return Warmth::cold;
     }
-    const bool before = reused || history_.contains(key);
+    return percent < 60 ? Warmth::partly : Warmth::mostly;
+}
+
+void TierAdmission::asked(std::uint64_t key, std::uint32_t position, bool before, Warmth warmth, bool elsewhere) {
+    if (!is_adaptive()) {
+        return;
+    }
     history_.note(key);
+    ++asked_;
     if (position % kSampledPositions != 0) {
-        return before;
+        return;
     }
-    const bool is_in_known = shadow_of_known_.contains(key);
-    if (!elsewhere) {
-        found_in_all_ += shadow_of_all_.contains(key) ? 1 : 0;
-        found_in_known_ += is_in_known ? 1 : 0;
+    const BlockKind kind_of = kind(before, warmth);
+    for (const Rule rule : {everything, known, worthier}) {
+        shadows_[rule].asked(key, kind_of, elsewhere, asked_, ages_, [&](BlockKind victim, std::uint64_t since) {
+            return takes_by(rule, before, warmth, victim, since);
+        });
     }
-    shadow_of_all_.note(key);
-    if (before || is_in_known) {
-        shadow_of_known_.note(key);
-    }
+    ages_.asked(key, kind_of, elsewhere, asked_);
     if (++sampled_ == round_) {
         end_round();
     }
-    return before;
 }
 
+bool TierAdmission::takes_by(Rule rule, bool before, Warmth warmth, BlockKind victim, std::uint64_t since) const {
+    switch (rule) {
+        case known:
+            return before || warmth == Warmth::mostly;
+        case worthier:
+            return ages_.worth(kind(before, warmth), 0) >= ages_.worth(victim, asked_ - since);
+        default:
+            return true;
+    }
+}
+
+// A rule that declines blocks must find a thirty-second more: the sample is small, and what is declined is lost.
 void TierAdmission::end_round() {
-    constexpr double kKept = 0.75;  // the weight of what earlier rounds found
-    only_known_ = found_in_known_ > found_in_all_;
-    found_in_all_ *= kKept;
-    found_in_known_ *= kKept;
+    ages_.learn(asked_);
+    rule_ = everything;
+    for (const Rule rule : {known, worthier}) {
+        if (shadows_[rule].found() * 32 > shadows_[rule_].found() * 33) {
+            rule_ = rule;
+        }
+    }
+    for (ShadowTier& shadow : shadows_) {
+        shadow.fade();
+    }
     sampled_ = 0;
 }
 

@@ -2,12 +2,24 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 
 namespace kvfix {
 
 using State = TierBlock::State;
+
+namespace {
+
+// Each is made where it stays: none can move.
+template <std::size_t... Number>
+std::array<EvictionQueue, kBlockKinds> queues_over(std::uint32_t blocks, std::array<EvictionQueue, kBlockKinds>& all,
+                                                   std::index_sequence<Number...> /*behind the first*/) {
+    return {EvictionQueue(blocks, kBlockKinds), EvictionQueue::beside(all[0], Number + 1)...};
+}
+
+}  // namespace
 
 TierBlocks::TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, const Secret& seed)
     : tokens_per_block_(tokens_per_block),
@@ -17,7 +29,7 @@ TierBlocks::TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std:
       tokens_(std::size_t{slots} * tokens_per_block),
       free_(slots),
       index_(slots),
-      queue_(slots),
+      queues_(queues_over(slots, queues_, std::make_index_sequence<kBlockKinds - 1>())),
       root_by_identity_(0, KeyedHash{key_for(seed, "identities of a tier")}) {
     std::iota(free_.rbegin(), free_.rend(), 0U);  // taken from the back: the lowest number goes first
 }
@@ -71,7 +83,7 @@ void TierBlocks::hold(TierParent parent) {
 void TierBlocks::let_go(TierParent parent) {
     if (!is_tier_root(parent)) {
         if (--blocks_[parent].children == 0) {
-            queue_.unpark(BlockIndex{parent});
+            queue_of(parent).unpark(BlockIndex{parent});
         }
         return;
     }
@@ -86,19 +98,17 @@ void TierBlocks::let_go(TierParent parent) {
 // ------------------------------------------------------------------------------------------------ the life of a block
 
 TierSlot TierBlocks::fill(TierParent parent, std::uint64_t key, const BlockContent& wanted, Priority priority,
-                          TierSequenceId writer) {
-    hold(parent);  // before take_slot(), which could evict the parent otherwise
-    const TierSlot block = take_slot();
-    if (block == kNone) {
-        let_go(parent);
-        return kNone;
-    }
+                          TierSequenceId writer, AskedBlock asked, TierSlot victim) {
+    hold(parent);
+    const TierSlot block = take_slot(victim);
     TierBlock& record = blocks_[block];
     record = TierBlock{.key = key,
                        .writer = writer,
                        .parent = parent,
+                       .asked_at = asked.at,
                        .generation = record.generation,
                        .priority = priority,
+                       .kind = asked.kind,
                        .state = State::filling,
                        .has_extras = !wanted.extras.empty()};
     std::ranges::copy(wanted.tokens, tokens_.begin() + std::ptrdiff_t{block} * tokens_per_block_);
@@ -110,14 +120,9 @@ TierSlot TierBlocks::fill(TierParent parent, std::uint64_t key, const BlockConte
     return block;
 }
 
-TierSlot TierBlocks::take_slot() {
+TierSlot TierBlocks::take_slot(TierSlot victim) {
     if (free_.empty()) {
-        const auto victim = static_cast<TierSlot>(
-            queue_.victim([this](BlockIndex at) { return blocks_[static_cast<TierSlot>(at)].children != 0; }));
-        if (victim == kNone || blocks_[victim].children != 0) {
-            return kNone;  // every block that could go is followed by one in use
-        }
-        queue_.remove(BlockIndex{victim});
+        queue_of(victim).remove(BlockIndex{victim});
         detach(victim);
         release(victim);
         ++evicted_;
@@ -125,6 +130,19 @@ TierSlot TierBlocks::take_slot() {
     const TierSlot slot = free_.back();
     free_.pop_back();
     return slot;
+}
+
+void TierBlocks::note(TierSlot block, AskedBlock asked) {
+    TierBlock& record = blocks_[block];
+    const bool may_go = queue_of(block).contains(BlockIndex{block});
+    if (may_go) {
+        queue_of(block).remove(BlockIndex{block});
+    }
+    record.kind = asked.kind;
+    record.asked_at = asked.at;
+    if (may_go) {
+        queue_of(block).push(BlockIndex{block}, record.priority);
+    }
 }
 
 void TierBlocks::arrive(TierSlot block) {
@@ -166,11 +184,12 @@ void TierBlocks::release(TierSlot block) {
 void TierBlocks::review(TierSlot block) {
     const TierBlock& record = blocks_[block];
     const bool unused = record.state == State::held && record.pins == 0;
-    if (const bool may_go = unused && record.parent != kNone; may_go != queue_.contains(BlockIndex{block})) {
+    EvictionQueue& queue = queue_of(block);
+    if (const bool may_go = unused && record.parent != kNone; may_go != queue.contains(BlockIndex{block})) {
         if (may_go) {
-            queue_.push(BlockIndex{block}, record.priority);
+            queue.push(BlockIndex{block}, record.priority);
         } else {
-            queue_.remove(BlockIndex{block});
+            queue.remove(BlockIndex{block});
         }
     }
     if (unused && record.parent == kNone) {
@@ -198,9 +217,9 @@ void TierBlocks::unpin(TierSlot block) {
 }
 
 void TierBlocks::touch(TierSlot block) {
-    if (queue_.contains(BlockIndex{block})) {
-        queue_.remove(BlockIndex{block});
-        queue_.push(BlockIndex{block}, blocks_[block].priority);
+    if (EvictionQueue& queue = queue_of(block); queue.contains(BlockIndex{block})) {
+        queue.remove(BlockIndex{block});
+        queue.push(BlockIndex{block}, blocks_[block].priority);
     }
 }
 
@@ -240,8 +259,9 @@ void TierBlocks::check_invariants() const {
         free += record.state == State::free ? 1U : 0U;
         owned += is_owned(record) ? 1U : 0U;
         bad += record.bad ? 1U : 0U;
-        queued += queue_.contains(BlockIndex{block}) ? 1U : 0U;
-        check(queue_.contains(BlockIndex{block}) == (record.state == State::held && is_findable && record.pins == 0),
+        queued += queue_of(block).contains(BlockIndex{block}) ? 1U : 0U;
+        check(queue_of(block).contains(BlockIndex{block}) ==
+                  (record.state == State::held && is_findable && record.pins == 0),
               "a block may go and is not queued, or is queued and may not go");
         check(record.state == State::held || record.pins == 0, "a block that holds nothing is pinned");
         check(record.has_extras == extras_.contains(block), "extras are kept of a block without them, or lost");
@@ -263,7 +283,11 @@ void TierBlocks::check_invariants() const {
     for (TierSlot block = 0; block < size(); ++block) {
         check(blocks_[block].children == followers[block], "a block miscounts those that follow it");
     }
-    check(free == free_.size() && owned == owned_ && bad == bad_ && queued == queue_.size(), "the tier miscounts");
+    std::uint32_t in_queues = 0;
+    for (const EvictionQueue& queue : queues_) {
+        in_queues += queue.size();
+    }
+    check(free == free_.size() && owned == owned_ && bad == bad_ && queued == in_queues, "the tier miscounts");
 }
 
 }  // namespace kvfix

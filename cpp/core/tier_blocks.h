@@ -8,6 +8,7 @@
 // look for what hangs below it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "core/eviction_queue.h"
 #include "core/hash_index.h"
 #include "core/index_hash.h"
+#include "core/reuse_ages.h"
 #include "core/reuse_tree.h"
 #include "core/types.h"
 
@@ -33,16 +35,24 @@ constexpr bool is_tier_root(TierParent parent) { return (parent & kTierRootBit) 
 struct TierBlock {
     enum class State : std::uint8_t { free, filling, held };
 
-    std::uint64_t key = 0;      // stands for its whole prefix, in the index alone
-    TierSequenceId writer = 0;  // the sequence that claimed it
-    TierParent parent = kNone;  // kNone: it cannot be found, and is free once nobody uses it
+    std::uint64_t key = 0;       // stands for its whole prefix, in the index alone
+    TierSequenceId writer = 0;   // the sequence that claimed it
+    TierParent parent = kNone;   // kNone: it cannot be found, and is free once nobody uses it
+    std::uint64_t asked_at = 0;  // when a request asked for it last, in the time of the policy
     std::uint32_t children = 0;
     std::uint32_t pins = 0;
     std::uint32_t generation = 0;  // counts departures; distinguishes a stale number from a live one
     Priority priority = kPriorityDefault;
+    BlockKind kind = 0;
     State state = State::free;
     bool bad = false;  // its bytes are not what was stored
     bool has_extras = false;
+};
+
+// What the policy says of a block as a request asks for it.
+struct AskedBlock {
+    BlockKind kind = 0;
+    std::uint64_t at = 0;
 };
 
 class TierBlocks {
@@ -68,10 +78,14 @@ class TierBlocks {
     // The block with this content behind `parent`, in whatever state, or kNone.
     TierSlot find(TierParent parent, std::uint64_t key, const BlockContent& content) const;
 
-    // Starts to fill a block, in a free slot or in place of a block that nobody uses. Returns kNone if there is no such
-    // slot.
+    // The block that would go for one behind `parent`, or kNone: of those of the lowest priority the one of least
+    // `worth(kind, asked at)`. Of blocks of one kind the one that nobody has used for the longest goes first.
+    template <class Worth>
+    TierSlot victim(TierParent parent, Worth&& worth);
+    // Starts to fill a block, in a free slot or, if there is none, in place of `victim`.
     TierSlot fill(TierParent parent, std::uint64_t key, const BlockContent& content, Priority priority,
-                  TierSequenceId writer);
+                  TierSequenceId writer, AskedBlock asked, TierSlot victim);
+    void note(TierSlot block, AskedBlock asked);  // a request asks for it
     void arrive(TierSlot block);
     void abandon(TierSlot block);  // the last block of a claim first
 
@@ -94,7 +108,9 @@ class TierBlocks {
     BlockContent content(TierSlot block) const;
     void hold(TierParent parent);
     void let_go(TierParent parent);
-    TierSlot take_slot();
+    TierSlot take_slot(TierSlot victim);
+    EvictionQueue& queue_of(TierSlot block) { return queues_[blocks_[block].kind]; }
+    const EvictionQueue& queue_of(TierSlot block) const { return queues_[blocks_[block].kind]; }
     void detach(TierSlot block);
     void release(TierSlot block);
     void review(TierSlot block);
@@ -109,8 +125,8 @@ class TierBlocks {
     std::unordered_map<TierSlot, std::string> extras_;  // few blocks have any
     std::vector<TierSlot> free_;
     HashIndex index_;
-    // Held, findable and not pinned. Blocks that others follow are parked, or will be when their turn comes.
-    EvictionQueue queue_;
+    // Held, findable and not pinned, by kind. Blocks that others follow are parked, or will be when their turn comes.
+    std::array<EvictionQueue, kBlockKinds> queues_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;
     struct KeyedHash {
@@ -122,5 +138,33 @@ class TierBlocks {
     std::uint32_t bad_ = 0;
     std::uint64_t evicted_ = 0;
 };
+
+template <class Worth>
+TierSlot TierBlocks::victim(TierParent parent, Worth&& worth) {
+    struct Going {
+        Priority priority;
+        std::uint64_t worth;
+        std::uint64_t asked_at;
+        auto operator<=>(const Going&) const = default;
+    };
+    hold(parent);  // which stays, whatever goes
+    TierSlot out = kNone;
+    Going of_out{};
+    for (EvictionQueue& queue : queues_) {
+        const auto first = static_cast<TierSlot>(
+            queue.victim([this](BlockIndex at) { return blocks_[static_cast<TierSlot>(at)].children != 0; }));
+        if (first == kNone || blocks_[first].children != 0) {
+            continue;  // every block that could go is followed by one in use, or of another kind
+        }
+        const TierBlock& record = blocks_[first];
+        if (const Going going{record.priority, worth(record.kind, record.asked_at), record.asked_at};
+            out == kNone || going < of_out) {
+            out = first;
+            of_out = going;
+        }
+    }
+    let_go(parent);
+    return out;
+}
 
 }  // namespace kvfix

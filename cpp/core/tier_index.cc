@@ -199,22 +199,55 @@ void TierIndex::condemn(std::span<const TierSlot> slots) {
 
 // ------------------------------------------------------------------------------------------------ filling
 
+// A sequence is judged by what is known of the blocks that it begins with, mostly a prompt's.
+void TierIndex::meet(Sequence& sequence, bool reused) const {
+    const auto blocks = static_cast<std::uint32_t>(sequence.blocks.size());
+    std::uint32_t known = reused ? blocks : sequence.arrived;
+    while (known < blocks && admission_.knows(sequence.blocks[known].key)) {
+        KVFIX_STEP();
+        ++known;
+    }
+    sequence.asked_before = known;
+    sequence.warmth = TierAdmission::warmth(known, blocks);
+}
+
+AskedBlock TierIndex::asked_block(const Sequence& sequence, std::uint32_t position) const {
+    return {TierAdmission::kind(position < sequence.asked_before, sequence.warmth), admission_.now()};
+}
+
 // Asks once for each block: what a sequence asks for again while it grows says nothing about others.
 void TierIndex::tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known, bool reused) {
-    for (; sequence.asked < end; ++sequence.asked) {
-        const bool before =
-            admission_.asked(sequence.blocks[sequence.asked].key, sequence.asked, sequence.asked < known, reused);
-        if (before && sequence.asked_before == sequence.asked) {
-            ++sequence.asked_before;
-        }
+    if (!admission_.is_adaptive()) {
+        return;
+    }
+    if (sequence.asked == 0 && end != 0) {
+        meet(sequence, reused);
     }
     if (reused) {
         sequence.asked_before = std::max(sequence.asked_before, end);
     }
+    for (; sequence.asked < end; ++sequence.asked) {
+        const bool before = sequence.asked < sequence.asked_before;
+        admission_.asked(sequence.blocks[sequence.asked].key, sequence.asked, before, sequence.warmth,
+                         sequence.asked < known);
+        if (sequence.asked < sequence.arrived) {
+            blocks_.note(sequence.path[sequence.asked].block, asked_block(sequence, sequence.asked));
+        }
+    }
 }
 
-bool TierIndex::is_worth_a_slot(const Sequence& sequence, std::uint32_t position) const {
-    return admission_.takes_new() || position < sequence.asked_before || blocks_.free() != 0;
+TierIndex::Room TierIndex::room_for(const Sequence& sequence, std::uint32_t position, bool reused) {
+    if (blocks_.free() != 0) {
+        return {};
+    }
+    const auto worth = [this](BlockKind kind, std::uint64_t since) { return admission_.worth(kind, since); };
+    const TierSlot victim = blocks_.victim(parent_behind(sequence), worth);
+    if (victim == kNone) {
+        return {.is_there = false};
+    }
+    const bool is_taken = reused || admission_.takes(position < sequence.asked_before, sequence.warmth,
+                                                     blocks_[victim].kind, blocks_[victim].asked_at);
+    return {.victim = victim, .is_declined = !is_taken};
 }
 
 std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
@@ -245,20 +278,23 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
     if (sequence.arrived < sequence.settled && sequence.settled - sequence.arrived > blocks_.free()) {
         return out;
     }
+    sequence.is_declined &= !reused;
+    if (sequence.is_declined && sequence.arrived < end) {
+        out.declined = true;
+        return out;
+    }
     for (std::uint32_t position = sequence.arrived; position < end; ++position) {
-        if (!is_worth_a_slot(sequence, position)) {
-            out.declined = true;
+        const Room room = room_for(sequence, position, reused);
+        if (!room.is_there || room.is_declined) {
+            out.declined = sequence.is_declined = room.is_declined;
             break;
         }
         const Priority priority =
             position < sequence.priorities.size() ? sequence.priorities[position] : kPriorityDefault;
         const KnownBlock& next = sequence.blocks[position];
         const std::string more = extras(sequence, position);
-        const TierSlot block =
-            blocks_.fill(parent_behind(sequence), next.key, {{next.tokens, tokens_per_block_}, more}, priority, id);
-        if (block == kNone) {
-            break;
-        }
+        const TierSlot block = blocks_.fill(parent_behind(sequence), next.key, {{next.tokens, tokens_per_block_}, more},
+                                            priority, id, asked_block(sequence, position), room.victim);
         sequence.path.push_back({block, blocks_[block].generation});
         out.slots.push_back(block);
     }
@@ -319,6 +355,7 @@ void TierIndex::drop() {
     blocks_.drop_all();
     for (auto& [id, sequence] : sequences_) {
         sequence.settled = 0;
+        sequence.is_declined = false;
     }
 }
 

@@ -101,6 +101,8 @@ class TierIndex {
         std::uint32_t claimed_from = 0;
         std::uint32_t asked = 0;         // leading blocks that the policy has been asked about
         std::uint32_t asked_before = 0;  // those of them that had been asked for before
+        TierAdmission::Warmth warmth = TierAdmission::Warmth::cold;
+        bool is_declined = false;  // since then it takes no slot, however it grows
     };
 
     // The caller of each function below holds the lock.
@@ -110,7 +112,15 @@ class TierIndex {
     void follow(Sequence& sequence) const;
     std::uint32_t readable(const Sequence& sequence) const;
     void tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known, bool reused);
-    bool is_worth_a_slot(const Sequence& sequence, std::uint32_t position) const;
+    void meet(Sequence& sequence, bool reused) const;
+    // Room for the block at this position: `victim` is what must go for it, if anything.
+    struct Room {
+        TierSlot victim = kNone;
+        bool is_declined = false;
+        bool is_there = true;
+    };
+    Room room_for(const Sequence& sequence, std::uint32_t position, bool reused);
+    AskedBlock asked_block(const Sequence& sequence, std::uint32_t position) const;
     enum class Part : std::uint8_t { whole, end };
     void check_claim(std::span<const TierSlot> slots, Part part) const;
 

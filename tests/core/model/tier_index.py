@@ -1,9 +1,10 @@
 """Section 11: the books of a tier that somebody else fills, in plain lists. Every call walks from the root again."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import count
 
-from .tier_admission import ModelAdmission
+from .tier_admission import COLD, ModelAdmission, Seen, kind_of, warmth
 from .values import PRIORITY_DEFAULT, Extras, RootKey, Tokens, UnknownRequest
 
 
@@ -21,6 +22,7 @@ class TierBlock:
     bad: bool = False
     pins: int = 0
     entered_at: int = 0  # when it last became one that could go
+    seen: Seen = field(default_factory=lambda: Seen(0, 0))
 
 
 @dataclass
@@ -33,6 +35,8 @@ class TierSequence:
     claimed_from: int = 0
     asked: int = 0  # leading blocks that the policy knows of
     asked_before: int = 0
+    warm: int = COLD
+    is_declined: bool = False
 
 
 class ModelTierIndex:
@@ -87,11 +91,10 @@ class ModelTierIndex:
         first = min(len(here), end)
         sequence.settled = max(sequence.settled, min(known, end))
         if sequence.settled - len(here) <= self.slots - len(self.blocks) or len(here) == sequence.settled:
+            sequence.is_declined = sequence.is_declined and not reused
             for at in range(len(here), end):
-                if not self._is_worth_a_slot(sequence, at):
-                    self.declined = True
-                    break
-                block = self._fill(number, at, [*here, *claimed])
+                block = self._fill(number, at, [*here, *claimed], reused)
+                self.declined = sequence.is_declined
                 if block is None:
                     break
                 claimed.append(block)
@@ -135,6 +138,7 @@ class ModelTierIndex:
             block.findable = block.bad = False
         for sequence in self.sequences.values():
             sequence.settled = 0
+            sequence.is_declined = False
         self._forget_unused()
 
     @property
@@ -153,19 +157,34 @@ class ModelTierIndex:
         extras = tuple((a - begin, b - begin, digest) for a, b, digest in sequence.extra_keys if a < end and b > begin)
         return sequence.tokens[begin:end], extras
 
+    def _spelled(self, sequence: TierSequence, at: int) -> Hashable:
+        return sequence.root, tuple(self._content(sequence, each) for each in range(at + 1))
+
     def _tell_policy(self, sequence: TierSequence, end: int, known: int, reused: bool) -> None:
-        while self.admission is not None and sequence.asked < end:
-            at = sequence.asked
-            spelled = sequence.root, tuple(self._content(sequence, each) for each in range(at + 1))
-            if self.admission.asked(spelled, at, at < known, reused) and sequence.asked_before == at:
-                sequence.asked_before += 1
-            sequence.asked += 1
+        if self.admission is None:
+            return
+        here = self._here(sequence)
+        if not sequence.asked and end:
+            blocks = len(sequence.tokens) // self.tokens_per_block
+            leading = blocks if reused else len(here)
+            while leading < blocks and self._spelled(sequence, leading) in self.admission.history:
+                leading += 1
+            sequence.asked_before, sequence.warm = leading, warmth(leading, blocks)
         if reused:
             sequence.asked_before = max(sequence.asked_before, end)
+        for at in range(sequence.asked, end):
+            before = at < sequence.asked_before
+            self.admission.asked(self._spelled(sequence, at), at, before, sequence.warm, at < known)
+            if at < len(here):
+                here[at].seen = self._seen(sequence, at)
+                if self._may_go(here[at]):
+                    here[at].entered_at = next(self._clock)
+        sequence.asked = max(sequence.asked, end)
 
-    def _is_worth_a_slot(self, sequence: TierSequence, at: int) -> bool:
-        takes_new = self.admission is None or self.admission.takes_new
-        return takes_new or at < sequence.asked_before or len(self.blocks) < self.slots
+    def _seen(self, sequence: TierSequence, at: int) -> Seen:
+        if self.admission is None:
+            return Seen(0, 0)
+        return Seen(kind_of(at < sequence.asked_before, sequence.warm), self.admission.now)
 
     def _path(self, sequence: TierSequence) -> list[TierBlock]:
         """The blocks of the sequence that are here, from its beginning, arrived or not."""
@@ -191,18 +210,39 @@ class ModelTierIndex:
     def _may_go(self, block: TierBlock) -> bool:
         return block.arrived and block.findable and not block.pins
 
-    def _fill(self, number: int, at: int, path: list[TierBlock]) -> TierBlock | None:
+    def _fill(self, number: int, at: int, path: list[TierBlock], reused: bool) -> TierBlock | None:
         sequence, parent = self.sequences[number], path[-1] if path else None
+        if sequence.is_declined:
+            return None
         if len(self.blocks) == self.slots:
-            followed = {id(one.parent) for one in self.blocks if one.findable} | {id(parent)}
-            leaves = [one for one in self.blocks if self._may_go(one) and id(one) not in followed]
-            if not leaves:
+            victim = self._victim(parent)
+            if victim is None:
                 return None
-            self.blocks.remove(min(leaves, key=lambda one: (one.priority, one.entered_at)))
+            if self.admission is not None and not reused:
+                before = at < sequence.asked_before
+                sequence.is_declined = not self.admission.takes(before, sequence.warm, victim.seen)
+            if sequence.is_declined:
+                return None
+            self.blocks.remove(victim)
             self.evicted += 1
         priority = sequence.priorities.get(at, PRIORITY_DEFAULT)
-        self.blocks.append(TierBlock(sequence.root, parent, self._content(sequence, at), priority, number))
-        return self.blocks[-1]
+        block = TierBlock(sequence.root, parent, self._content(sequence, at), priority, number)
+        block.seen = self._seen(sequence, at)
+        self.blocks.append(block)
+        return block
+
+    def _victim(self, parent: TierBlock | None) -> TierBlock | None:
+        """Of each kind the one that has waited the longest, and of these the one that is worth the least."""
+        followed = {id(one.parent) for one in self.blocks if one.findable} | {id(parent)}
+        leaves = [one for one in self.blocks if self._may_go(one) and id(one) not in followed]
+        heads: dict[int, TierBlock] = {}
+        for one in sorted(leaves, key=lambda one: (one.priority, one.entered_at)):
+            heads.setdefault(one.seen.kind, one)
+        if self.admission is None:
+            return heads.get(0)
+        rank = self.admission.rank
+        in_order = (heads[kind] for kind in sorted(heads))
+        return min(in_order, key=lambda one: (one.priority, *rank(one.seen)), default=None)
 
     def _forget_unused(self) -> None:
         """A block that was dropped goes once nobody uses it."""

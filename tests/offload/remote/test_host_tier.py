@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_tier_admission import SLOTS, scanned, served
+from tests.core.test_tier_admission import SLOTS, circled, served
 from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
@@ -14,10 +14,11 @@ from trtllm_kvfix.offload.policy import HostPoolTier, Staging, StoreTier, TierPo
 from trtllm_kvfix.offload.remote import keys as keys_module
 from trtllm_kvfix.offload.remote.keys import keys_behind
 from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
-from trtllm_kvfix.offload.remote.scheduler import RemoteTier, remote_scheduler
+from trtllm_kvfix.offload.remote.scheduler import FUSE, RemoteTier, remote_scheduler
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
+from trtllm_kvfix.overlay import fuse
 
 POOL_SLOTS = SLOTS + 13  # an eighth is kept for what goes to the store alone
 PROMPT = [-5, -6, -7, -8, 0]
@@ -61,7 +62,7 @@ def side(store: StoreOfAll) -> OffloadScheduler:
     settings = OffloadSettings(host_bytes=1, log_every_requests=0, remote=RemoteSettings(min_reuse_blocks=2))
     made = remote_scheduler(settings, 1, link, Switches(None))
     assert made.behind is not None
-    index, staging = scanned(), made.behind.share(POOL_SLOTS)
+    index, staging = circled(), made.behind.share(POOL_SLOTS)
     assert staging.first == SLOTS
     made._policy = TierPolicy(index, [HostPoolTier(index, 1), StoreTier(index, made.behind, staging, 2)])
     assert served(index, [-1, -2, -3]).declined
@@ -235,3 +236,16 @@ def test_what_is_not_looked_for_is_not_put_again(loads: bool, side: OffloadSched
     side._switches.load = loads
     side.get_num_new_matched_tokens(request, 0)
     assert len(side.build_connector_meta(None).puts) == loads
+
+
+def test_an_answer_that_cannot_be_read_costs_the_store_and_not_the_request(
+    side: OffloadScheduler, store: StoreOfAll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "_fuses", {})
+
+    def broken() -> list[LookAnswer]:
+        raise RuntimeError("the porter's answer is torn")
+
+    monkeypatch.setattr(store, "take_found", broken)
+    assert side.get_num_new_matched_tokens(Request(1, list(PROMPT)), 0) == (0, False)
+    assert fuse.of(FUSE).faults == 1

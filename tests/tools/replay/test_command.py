@@ -29,6 +29,42 @@ def report_of(*arguments: str | Path) -> dict[str, Any]:
     return parsed
 
 
+def test_policies_are_compared_at_each_size() -> None:
+    report = report_of("--generate", "chat", "--compare-policies", "--sweep", "0,400")
+    shapes = [outcome["shape"] for outcome in report["outcomes"]]
+    assert [(each["blocks_host"], each["host_tier"], each["host_admission"]) for each in shapes] == [
+        (0, "built-in", "adaptive"), (400, "built-in", "adaptive"), (400, "connector", "all"),
+        (400, "connector", "adaptive"),
+    ]  # fmt: skip
+
+
+def test_the_page_of_policies_shows_each_tier_the_gap_and_the_price() -> None:
+    sizes = ("--bytes-per-block", str(1 << 20), "--sweep", "0,400MiB", "--price-per-gib", "10", "--remote", "1GiB")
+    lines = run("--generate", "chat", "--compare-policies", *sizes).stdout.splitlines()
+    header = next(line for line in lines if "of gap" in line)
+    assert " ".join(header.split()) == "size policy GPU host store at most of gap to host price"
+    rows = [line for line in lines if {"none", "built-in", "all", "adaptive"}.intersection(line.split()[2:3])]
+    assert [row.split()[-1] for row in rows] == ["0", "4", "4", "4"]
+    assert [any("+" in cell or cell.startswith("-") for cell in row.split()) for row in rows] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare-policies", "--compare"), "--compare and --compare-policies exclude each other"),
+        (("--compare-policies", "--host-tier", "connector"), "--host-tier and --compare-policies exclude each other"),
+        (("--price-per-gib", "1"), "--price-per-gib needs --compare-policies"),
+        (("--compare-policies", "--price-per-gib", "1"), "--price-per-gib needs the size of a block"),
+    ],
+)
+def test_what_says_nothing_beside_the_policies_is_refused(options: tuple[str, ...], message: str) -> None:
+    result = run("--generate", "small", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_compare_ends_by_saying_in_words_what_was_shown() -> None:
     result = run("--generate", "small", "--compare")
     assert result.exit_code == 0

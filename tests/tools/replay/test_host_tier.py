@@ -40,7 +40,7 @@ def test_the_connector_does_what_the_replay_predicts(
     assert blocks_host < 4000 or found.tokens.host > 0
 
 
-@pytest.mark.parametrize("blocks_host", [40, 100, 400])
+@pytest.mark.parametrize("blocks_host", [60, 100, 400])
 def test_a_tier_of_any_size_is_not_written_more_than_is_computed(
     blocks_host: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

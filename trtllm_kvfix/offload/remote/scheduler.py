@@ -400,10 +400,11 @@ class RemoteTier:
 
     def meet(self, live: LiveRequest) -> None:
         self.drop(live.request_id)  # a request that begins again waits for nothing of before
-        if self._link.store is not None:
-            self.lookups.take_answers(self._link.store)
-        lookup = self.lookups.of(live.request_id)
-        live.chain = self._chain(live, lookup)
+        try:
+            lookup = self._named(live)
+        except Exception as error:  # no success is told to the fuse, since most requests ask nothing here
+            fuse.of(FUSE).fault(error)
+            return
         if live.chain is None or lookup is None or lookup.is_used:
             return
         lookup.is_used = True
@@ -411,6 +412,14 @@ class RemoteTier:
             if self._directions.work("load"):  # what is not looked for is not put again either
                 live.index_blocks((live.length - 1) // self._tokens_per_block)
             self._note_answer(live, lookup)
+
+    def _named(self, live: LiveRequest) -> Lookup | None:
+        """Have the request name its blocks. Returns what was looked up of them."""
+        if self._link.store is not None:
+            self.lookups.take_answers(self._link.store)
+        lookup = self.lookups.of(live.request_id)
+        live.chain = self._chain(live, lookup)
+        return lookup
 
     def reach(self, live: LiveRequest, _held: int, _limit: int) -> int:
         store, lookup = self._link.store, self.lookups.of(live.request_id)

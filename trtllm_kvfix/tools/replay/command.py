@@ -20,8 +20,8 @@ from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
 from trtllm_kvfix.tools.replay.outcome import AdmissionKind, CacheShape, HostAdmission, HostTierKind, ReplayReport
-from trtllm_kvfix.tools.replay.report import plot, print_report, print_sweep
-from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, jobs_for, sweep
+from trtllm_kvfix.tools.replay.report import plot, print_policies, print_report, print_sweep
+from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, jobs_for, policies, sweep
 from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TOKENS_PER_HASH_ID_MAX, TraceRequest, read_trace
@@ -179,13 +179,26 @@ Examples:
 @click.option("--head-dim", type=click.IntRange(min=1))
 @click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
 @click.option("--compare", is_flag=True, help="Also admit requests one by one, and show both results.")
+@click.option(
+    "--compare-policies",
+    is_flag=True,
+    help="For each host size: TensorRT-LLM's own tier, the connector, and the bound.",
+)
+@click.option("--price-per-gib", type=click.FloatRange(min=0), help="Show what each size of --compare-policies costs.")
 @click.option("--sweep", "sweep_sizes", metavar="SIZE,...", help="Replay once for each of these host sizes.")
 @usage.file_option("plot", "Draw --sweep: .png or .svg.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Replays that run at a time.  [default: one for each core]")
 @usage.json_option
 @click.pass_context
 def replay(
-    ctx: click.Context, /, compare: bool, plot_path: Path | None, jobs: int | None, as_json: bool, **options: Any
+    ctx: click.Context,
+    /,
+    compare: bool,
+    price_per_gib: float | None,
+    plot_path: Path | None,
+    jobs: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Replay a request TRACE through the block manager: hit rates, evictions, bytes moved, budget.
 
@@ -195,6 +208,40 @@ def replay(
     partial.
     """
     sizes: str | None = options["sweep_sizes"]
+    compare_policies: bool = options["compare_policies"]
+    _check_usage(ctx, sizes, compare=compare, plot_path=plot_path)
+    if compare_policies:
+        _check_policies(ctx, compare=compare, plot_path=plot_path)
+        options["host_tier"] = HostTierKind.CONNECTOR.value  # which may have a store behind it
+    elif price_per_gib is not None:
+        raise click.UsageError("--price-per-gib needs --compare-policies, which is missing")
+    try:
+        task = _task(ctx, options)
+    except KeyboardInterrupt:
+        click.echo("Interrupted while the trace was read; nothing was replayed.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    if price_per_gib is not None and task.shape.bytes_per_block is None:
+        raise click.UsageError("--price-per-gib needs the size of a block: --bytes-per-block, or the model's shape")
+    runs = _runs(task.shape, sizes, compare=compare, compare_policies=compare_policies)
+    result = _executed(task, runs, jobs or jobs_for(task.workload))
+    if not result.outcomes:
+        click.echo("Interrupted before the first replay had a result.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    report = ReplayReport(
+        workload=task.workload.name, lines_bad=task.lines_bad, partial=result.partial, outcomes=result.outcomes
+    )
+    if compare_policies and not as_json:
+        print_policies(terminal(), report, price_per_gib)
+    else:
+        _show(report, is_sweep=sizes is not None, as_json=as_json)
+    if plot_path is not None and report.partial:
+        click.echo(f"{plot_path} was not drawn: the sweep is partial", err=True)
+    elif plot_path is not None:
+        plot(report.outcomes, report.workload, plot_path)
+    sys.exit(_exit_code(report))
+
+
+def _check_usage(ctx: click.Context, sizes: str | None, *, compare: bool, plot_path: Path | None) -> None:
     if compare and sizes is not None:
         raise click.UsageError("--compare and --sweep exclude each other: a sweep runs batch admission only")
     if sizes is not None and _was_typed(ctx, "blocks_host"):
@@ -203,29 +250,24 @@ def replay(
         if sizes is None:
             raise click.UsageError("--plot draws the curve of a --sweep, which is missing")
         check_plot(plot_path)
-    try:
-        task = _task(ctx, options)
-    except KeyboardInterrupt:
-        click.echo("Interrupted while the trace was read; nothing was replayed.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    result = _executed(task, _runs(task.shape, sizes, compare=compare), jobs or jobs_for(task.workload))
-    if not result.outcomes:
-        click.echo("Interrupted before the first replay had a result.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    report = ReplayReport(
-        workload=task.workload.name, lines_bad=task.lines_bad, partial=result.partial, outcomes=result.outcomes
-    )
-    _show(report, is_sweep=sizes is not None, as_json=as_json)
-    if plot_path is not None and report.partial:
-        click.echo(f"{plot_path} was not drawn: the sweep is partial", err=True)
-    elif plot_path is not None:
-        plot(report.outcomes, report.workload, plot_path)
-    sys.exit(_exit_code(report))
 
 
-def _runs(shape: CacheShape, sizes: str | None, *, compare: bool) -> list[Run]:
+def _check_policies(ctx: click.Context, *, compare: bool, plot_path: Path | None) -> None:
+    """Refuse what says nothing beside --compare-policies, which runs every tier and admission."""
+    beside = {"--compare": compare, "--plot": plot_path is not None}
+    beside |= {f"--{name.replace('_', '-')}": _was_typed(ctx, name) for name in ("host_tier", "host_admission")}
+    for option in [name for name, is_given in beside.items() if is_given]:
+        raise click.UsageError(f"{option} and --compare-policies exclude each other: it runs every tier and admission")
+
+
+def _runs(shape: CacheShape, sizes: str | None, *, compare: bool, compare_policies: bool) -> list[Run]:
+    hosts = [shape.blocks_host]
     if sizes is not None:
-        return sweep(shape, [blocks_of(size, shape.bytes_per_block, "--sweep") for size in sizes.split(",")])
+        hosts = [blocks_of(size, shape.bytes_per_block, "--sweep") for size in sizes.split(",")]
+    if compare_policies:
+        return policies(shape, hosts)
+    if sizes is not None:
+        return sweep(shape, hosts)
     return comparison(shape) if compare else [Run(shape)]
 
 
@@ -246,7 +288,8 @@ def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
     if trace is None:
         made = generate(options["generated"], options["seed"])
         # The workload brings the cache it is meant for; what the user typed still comes first.
-        brought = {name: value for name, value in made.shape if name != "bytes_per_block" and not _was_typed(ctx, name)}
+        kept = {"bytes_per_block", *(["host_tier"] if options["compare_policies"] else [])}
+        brought = {name: value for name, value in made.shape if name not in kept and not _was_typed(ctx, name)}
         return _Task(made.workload, _shape(options | brought), 0)
     shape = _shape(options)
     read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])

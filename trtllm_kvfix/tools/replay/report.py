@@ -14,6 +14,7 @@ from trtllm_kvfix.tools.replay.outcome import (
     AdmissionKind,
     Bounds,
     CacheShape,
+    HostAdmission,
     HostTierKind,
     ReplayOutcome,
     ReplayReport,
@@ -25,14 +26,18 @@ if TYPE_CHECKING:
 
 _TIERS = {
     HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
-    HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops the least recently used)",
+    HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops {dropped})",
+}
+_DROPPED = {
+    HostAdmission.ALL: "the least recently used",
+    HostAdmission.ADAPTIVE: "what its slots should bring least for",
 }
 _TO_HOST = {HostTierKind.BUILT_IN: "blocks evicted to host", HostTierKind.CONNECTOR: "blocks stored to host"}
 _ADMISSIONS = {AdmissionKind.BATCH: "batch admission", AdmissionKind.ONE_BY_ONE: "one-by-one admission"}
 
 
 def tier_of(shape: CacheShape) -> str:
-    return _TIERS[shape.host_tier].format(admission=shape.host_admission.value)
+    return _TIERS[shape.host_tier].format(admission=shape.host_admission.value, dropped=_DROPPED[shape.host_admission])
 
 
 def to_host(shape: CacheShape) -> str:
@@ -147,6 +152,62 @@ def print_sweep(console: Console, report: ReplayReport) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_policies(console: Console, report: ReplayReport, price_per_gib: float | None) -> None:
+    """A line for each policy at each size: what each tier brings, and what that leaves of the most that could be."""
+    _print_header(console, report, is_mixed=True)
+    table = Table(box=None, header_style="bold")
+    is_remote = any(outcome.shape.blocks_remote for outcome in report.outcomes)
+    titles = [
+        "size",
+        "policy",
+        "GPU",
+        "host",
+        *(["store"] if is_remote else []),
+        "at most",
+        "of gap",
+        "to host",
+    ]
+    for title in titles if price_per_gib is None else [*titles, "price"]:
+        table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=True)
+    built_in: ReplayOutcome | None = None
+    for outcome in report.outcomes:
+        shape, tokens = outcome.shape, outcome.tokens
+        if shape.host_tier is HostTierKind.BUILT_IN:
+            built_in = outcome
+        size = None if shape.bytes_per_block is None else shape.bytes_per_block * shape.blocks_host
+        cells = [
+            f"{shape.blocks_host:,}" if size is None else bytes_text(size),
+            policy_of(shape) + (" (partial)" if outcome.partial else ""),
+            f"{outcome.rate(tokens.primary):.2%}",
+            f"{outcome.rate(tokens.host - tokens.remote):.2%}",
+            *([f"{outcome.rate(tokens.remote):.2%}"] if is_remote else []),
+            _rate(outcome, lambda bounds: bounds.clairvoyant),
+            gap_closed(built_in, outcome),
+            _bytes_or_blocks(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
+        ]
+        if price_per_gib is not None and size is not None:
+            cells.append(f"{price_per_gib * size / 2**30:,.0f}")
+        table.add_row(*cells)
+    console.print(table)
+    for line in conclusions(report.outcomes):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def policy_of(shape: CacheShape) -> str:
+    if not shape.blocks_host:
+        return "none"
+    return "built-in" if shape.host_tier is HostTierKind.BUILT_IN else shape.host_admission.value
+
+
+def gap_closed(built_in: ReplayOutcome | None, outcome: ReplayOutcome) -> str:
+    """The share of what the built-in tier leaves of `at most`; below 0 where it has more."""
+    if built_in is None or built_in is outcome or outcome.bounds is None or built_in.bounds is None:
+        return ""
+    reused, before = (each.tokens.primary + each.tokens.host for each in (outcome, built_in))
+    gap = built_in.bounds.clairvoyant - before
+    return f"{(reused - before) / gap:+.0%}" if gap > 0 else ""
+
+
 def _gain(before: ReplayOutcome | None, outcome: ReplayOutcome) -> str:
     return "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}"
 
@@ -205,7 +266,7 @@ def _limit(outcome: ReplayOutcome) -> str:
     return f"the budget of {number_of(outcome.shape.max_num_tokens, 'token')}"
 
 
-def _print_header(console: Console, report: ReplayReport) -> None:
+def _print_header(console: Console, report: ReplayReport, *, is_mixed: bool = False) -> None:
     shape = report.outcomes[0].shape
     console.print(f"{report.workload}", style="bold", markup=False, highlight=False)
     console.print(
@@ -214,7 +275,7 @@ def _print_header(console: Console, report: ReplayReport) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if any(outcome.shape.blocks_host for outcome in report.outcomes):
+    if not is_mixed and any(outcome.shape.blocks_host for outcome in report.outcomes):
         console.print(f"Host blocks: {tier_of(shape)}", highlight=False, soft_wrap=True)
     if report.lines_bad:
         were = form(report.lines_bad, "was", "were")

@@ -29,7 +29,14 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
 from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.outcome import AdmissionKind, Bounds, CacheShape, ReplayOutcome
+from trtllm_kvfix.tools.replay.outcome import (
+    AdmissionKind,
+    Bounds,
+    CacheShape,
+    HostAdmission,
+    HostTierKind,
+    ReplayOutcome,
+)
 from trtllm_kvfix.tools.replay.reserved_blocks import refused
 
 _ALIGNMENT = 16  # bytes; numpy is slow where an array is not aligned
@@ -210,6 +217,18 @@ def comparison(shape: CacheShape) -> list[Run]:
 
 def sweep(shape: CacheShape, host_sizes: Sequence[int]) -> list[Run]:
     return [Run(shape.model_copy(update={"blocks_host": blocks_host})) for blocks_host in sorted(set(host_sizes))]
+
+
+def policies(shape: CacheShape, host_sizes: Sequence[int]) -> list[Run]:
+    """For each size TensorRT-LLM's own tier and both admissions of the connector; without a host tier all are alike."""
+    built_in: dict[str, object] = {"host_tier": HostTierKind.BUILT_IN, "blocks_remote": 0}
+    connector: dict[str, object] = {"host_tier": HostTierKind.CONNECTOR}
+    tiers = [built_in, *(connector | {"host_admission": each} for each in (HostAdmission.ALL, HostAdmission.ADAPTIVE))]
+    return [
+        Run(shape.model_copy(update={"blocks_host": blocks_host, **tier}))
+        for blocks_host in sorted(set(host_sizes))
+        for tier in (tiers if blocks_host else tiers[:1])
+    ]
 
 
 def execute(workload: Workload, runs: Sequence[Run], on_finished: Callable[[int], object], jobs: int = 1) -> Result:

@@ -1,4 +1,4 @@
-"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens."""
+"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens, or a session of many requests."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from trtllm_kvfix.plurals import form, number_of
+from trtllm_kvfix.tools.replay.sessions import calls_of, is_session
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
 
 __all__ = [
@@ -109,11 +110,14 @@ def read_trace(path: Path, *, tokens_per_hash_id: int = TOKENS_PER_HASH_ID, skip
 
 def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, skip_bad: bool) -> Trace:
     trace = Trace([], [])
+    has_sessions = False
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            trace.requests.append(_parse(text, number, tokens_per_hash_id))
+            parsed = _parse(text, number, tokens_per_hash_id)
+            has_sessions |= isinstance(parsed, list)
+            trace.requests.extend(parsed if isinstance(parsed, list) else [parsed])
         except ValueError as error:
             reason = _first_problem(error)
             if not skip_bad:
@@ -121,13 +125,22 @@ def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, s
                     f"{name} line {number}: {reason}; `replay --skip-bad` leaves such lines out"
                 ) from error
             trace.lines_bad.append(BadLine(number, reason))
+    if has_sessions:  # which run beside one another
+        trace.requests.sort(key=lambda request: request.timestamp_ms)
     return trace
 
 
-def _parse(text: bytes, number: int, tokens_per_hash_id: int) -> TraceRequest:
+def _parse(text: bytes, number: int, tokens_per_hash_id: int) -> TraceRequest | list[TraceRequest]:
     fields = _json_of(text)
     if not isinstance(fields, dict):
         raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}; {_EXPECTED}")
+    if is_session(fields):
+        return [
+            TraceRequest(
+                number, call.input_length, call.output_length, 1000 * call.start_s, np.array(call.hash_ids, np.int64)
+            )
+            for call in calls_of(fields, number, tokens_per_hash_id)
+        ]
     if "tokens" in fields:
         return _token_request(_TokenLine.model_validate(fields), number)
     line = _HashedLine.model_validate(fields)

@@ -1,0 +1,59 @@
+// How long blocks wait until a request asks for them again, by their kind, and what it is worth to keep one. Blocks of a
+// kind are alike in what is known of them when a request asks for them (`TierAdmission`).
+//
+// The worth of a block is the most that its slot can bring from now on, in blocks found for each unit of time: the best
+// share, over all times for which it could stay, of the chance that it is asked for to the time that it is expected to
+// take (Gittins' index). It may rise while a block waits, for the GPU has what was asked for a moment ago. Time is counted in blocks asked for. A block that was asked for while it was elsewhere says
+// only that it had waited until then.
+//
+// All numbers are whole, so every machine decides alike. The caller holds the lock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+
+namespace kvfix {
+
+using BlockKind = std::uint8_t;
+inline constexpr std::uint32_t kBlockKinds = 6;
+
+class ReuseAges {
+  public:
+    explicit ReuseAges(std::uint32_t slots);
+
+    void asked(std::uint64_t key, BlockKind kind, bool elsewhere, std::uint64_t now);
+    // Takes the worth anew from what was seen. What was seen long ago counts for less.
+    void learn(std::uint64_t now);
+
+    std::uint64_t worth(BlockKind kind, std::uint64_t age) const { return worth_[kind][bucket(age)]; }
+    // The least that a block of this age has been worth since it was asked for. So of blocks of one kind, the one that
+    // has waited for the longest goes first.
+    std::uint64_t least_worth(BlockKind kind, std::uint64_t age) const { return least_worth_[kind][bucket(age)]; }
+
+  private:
+    static constexpr std::uint32_t kBuckets = 38;  // four for each doubling of the age
+    using Counts = std::array<std::array<std::uint64_t, kBuckets>, kBlockKinds>;
+    struct Waiting {
+        std::uint64_t key;
+        std::uint64_t since;
+        BlockKind kind;
+        bool is_asked_again;  // then a later entry stands for the block
+    };
+
+    std::uint32_t bucket(std::uint64_t age) const;
+    void forget_old(std::uint64_t now);
+    Counts at_risk(std::uint64_t now) const;
+
+    const std::uint64_t unit_;                               // of age: a quarter of the first bucket
+    std::deque<Waiting> waiting_;                            // in the order in which they were asked for
+    std::uint64_t forgotten_ = 0;                            // entries that have left its front
+    std::unordered_map<std::uint64_t, std::uint64_t> last_;  // key -> number of its entry
+    Counts reused_{};                                        // ages at which blocks were found again
+    Counts left_{};                                          // ages up to which blocks were seen, and not found
+    Counts worth_{};
+    Counts least_worth_{};
+};
+
+}  // namespace kvfix
