@@ -3,8 +3,8 @@
 //
 // The worth of a block is the most that its slot can bring from now on, in blocks found for each unit of time: the best
 // share, over all times for which it could stay, of the chance that it is asked for to the time that it is expected to
-// take (Gittins' index). It may rise while a block waits, for the GPU has what was asked for a moment ago. Time is counted in blocks asked for. A block that was asked for while it was elsewhere says
-// only that it had waited until then.
+// take (Gittins' index). It may rise while a block waits, for the GPU has what was asked for a moment ago. Time is
+// counted in blocks asked for. A block that was asked for while it was elsewhere says only that it had waited until then.
 //
 // All numbers are whole, so every machine decides alike. The caller holds the lock.
 #pragma once

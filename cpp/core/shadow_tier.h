@@ -15,7 +15,8 @@ class ShadowTier {
   public:
     explicit ShadowTier(std::uint32_t slots) : slots_(slots == 0 ? 1 : slots) {}
 
-    // A request asks for a block. If the tier lacks it and is full, `takes(kind, asked at)` of the one that would go decides.
+    // A request asks for a block. If the tier lacks it and is full, `takes(kind, asked at)` of the one that would go
+    // decides.
     template <class Takes>
     void asked(std::uint64_t key, BlockKind kind, bool elsewhere, std::uint64_t now, const ReuseAges& ages,
                Takes&& takes);
