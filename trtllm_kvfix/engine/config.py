@@ -32,9 +32,8 @@ class EngineConfig:
     # The native manager's copies between the tiers are late, too: they begin when the host waits for what they stand in
     # front of, or else when the step is over.
     late_copies: bool = False
-    canary: int = (
-        0  # blocks that it looks at in each step, besides those that something has happened to; 0: there is none
-    )
+    # Blocks that a canary looks at in each step, besides those that something has happened to. 0: there is none.
+    canary: int = 0
 
     def __post_init__(self) -> None:
         if self.manager not in MANAGERS:
