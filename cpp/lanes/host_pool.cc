@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -173,12 +174,21 @@ std::vector<std::uint64_t> HostPool::digests(std::span<const std::uint64_t> slot
 
 // Four lanes, so that the multiplications overlap; each word is mixed in by a bijection, so one changed word always shows.
 std::uint64_t digest_of(std::span<const std::uint8_t> bytes) {
-    std::uint64_t lanes[4] = {1, 2, 3, 4};
-    std::size_t at = 0;
-    for (std::size_t lane = 0; at < bytes.size(); at += 8, lane = (lane + 1) % 4) {
+    constexpr std::size_t kWord = sizeof(std::uint64_t);
+    std::array<std::uint64_t, 4> lanes{1, 2, 3, 4};
+    const auto mix = [&](std::size_t lane, std::size_t at, std::size_t size) {
         std::uint64_t word = 0;
-        std::memcpy(&word, bytes.data() + at, std::min<std::size_t>(8, bytes.size() - at));
+        std::memcpy(&word, bytes.data() + at, size);
         lanes[lane] = std::rotl((lanes[lane] ^ word) * kOdd, 29);
+    };
+    std::size_t at = 0;
+    for (; bytes.size() - at >= kWord * lanes.size(); at += kWord * lanes.size()) {
+        for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+            mix(lane, at + lane * kWord, kWord);  // whole words, in registers
+        }
+    }
+    for (std::size_t lane = 0; at < bytes.size(); at += kWord, ++lane) {
+        mix(lane, at, std::min(kWord, bytes.size() - at));
     }
     std::uint64_t digest = bytes.size();
     for (const std::uint64_t lane : lanes) {

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <set>
+#include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "tests/staging/staging_fixture.h"
 
@@ -114,6 +117,21 @@ TEST_F(HostPoolTest, ADigestIsOfTheBlockWithoutItsTail) {
     EXPECT_EQ(pool.digests(slot).front(), before);
     bytes[second + 999] ^= 1;
     EXPECT_NE(pool.digests(slot).front(), before);
+}
+
+TEST_F(HostPoolTest, ADigestShowsEveryByteOfEverySize) {
+    std::vector<std::uint8_t> bytes(100, 7);
+    std::set<std::uint64_t> of_sizes;
+    for (std::size_t size = 0; size <= bytes.size(); ++size) {
+        const std::span<const std::uint8_t> whole(bytes.data(), size);
+        const std::uint64_t before = digest_of(whole);
+        EXPECT_TRUE(of_sizes.insert(before).second) << size;
+        for (std::size_t at = 0; at < bytes.size(); ++at) {
+            bytes[at] ^= 0x80;
+            EXPECT_EQ(digest_of(whole) != before, at < size) << size << ", byte " << at;
+            bytes[at] ^= 0x80;
+        }
+    }
 }
 
 TEST_F(HostPoolTest, ADigestShowsWordsThatChangedPlaces) {
