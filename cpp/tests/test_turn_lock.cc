@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -51,7 +52,15 @@ TEST(TurnLock, AThreadThatHoldsItTakesItAgain) {
 // The threads that hold it and wait for it are its parent's alone.
 TEST(TurnLock, AChildHasItsTurnAtOnceAndEndsTheLock) {
     auto lock = std::make_unique<TurnLock>();
-    ASSERT_TRUE(lock->try_acquire());
+    std::latch held(1);
+    std::latch over(1);
+    std::thread holds([&] {
+        ASSERT_TRUE(lock->try_acquire());
+        held.count_down();
+        over.wait();
+        lock->release();
+    });
+    held.wait();
     std::thread waits([&] {
         ASSERT_TRUE(lock->acquire_within(kLong));
         lock->release();
@@ -60,8 +69,7 @@ TEST(TurnLock, AChildHasItsTurnAtOnceAndEndsTheLock) {
     const pid_t child = fork();
     if (child == 0) {
         alarm(30);
-        bool has_its_turn = false;
-        std::thread([&] { has_its_turn = lock->acquire_within(kAtOnce); }).join();
+        bool has_its_turn = lock->acquire_within(kAtOnce);
         lock->release();
         has_its_turn &= lock->stats().depth == 0;
         lock.reset();
@@ -70,7 +78,8 @@ TEST(TurnLock, AChildHasItsTurnAtOnceAndEndsTheLock) {
     int status = -1;
     waitpid(child, &status, 0);
     EXPECT_EQ(status, 0);
-    lock->release();
+    over.count_down();
+    holds.join();
     waits.join();
 }
 
