@@ -107,6 +107,12 @@ BUDGET_ROWS: list[Row] = [
 ]
 
 
+def _print_end(console: Console, report: ReplayReport, table: Table) -> None:
+    console.print(table)
+    for line in conclusions(report.outcomes):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_report(console: Console, report: ReplayReport) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
@@ -118,9 +124,7 @@ def print_report(console: Console, report: ReplayReport) -> None:
         cells = [cell(outcome) for outcome in report.outcomes]
         if any(cells):
             table.add_row(shown, *cells)
-    console.print(table)
-    for line in conclusions(report.outcomes):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _print_end(console, report, table)
 
 
 def print_sweep(console: Console, report: ReplayReport) -> None:
@@ -147,9 +151,7 @@ def print_sweep(console: Console, report: ReplayReport) -> None:
     if report.outcomes[0].bounds is not None:
         ceiling = _rate(report.outcomes[0], lambda bounds: bounds.ceiling)
         table.add_row("ceiling", "no limit", "", "", "", ceiling, "", "")
-    console.print(table)
-    for line in conclusions(report.outcomes):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _print_end(console, report, table)
 
 
 def print_policies(console: Console, report: ReplayReport, price_per_gib: float | None) -> None:
@@ -188,9 +190,7 @@ def print_policies(console: Console, report: ReplayReport, price_per_gib: float 
         if price_per_gib is not None and size is not None:
             cells.append(f"{price_per_gib * size / 2**30:,.0f}")
         table.add_row(*cells)
-    console.print(table)
-    for line in conclusions(report.outcomes):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _print_end(console, report, table)
 
 
 def policy_of(shape: CacheShape) -> str:
