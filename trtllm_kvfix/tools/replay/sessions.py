@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-LENGTH_END = 2**31
+LENGTH_END = 2**31  # a sequence has fewer tokens
 LOCAL_BITS = 40  # of a hash id that means something in its session alone; 22 are left for the session's line
 FRESH = 1 << 62  # ids from here on are of parts of prompts that have none
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from trtllm_kvfix.plurals import form, number_of
-from trtllm_kvfix.tools.replay.sessions import calls_of, is_session
+from trtllm_kvfix.tools.replay.sessions import LENGTH_END, calls_of, is_session
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
 
 __all__ = [
@@ -30,7 +30,6 @@ _EXPECTED = "expected a JSON object with input_length, output_length and hash_id
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 HashId = Annotated[int, Field(ge=0, lt=2**63)]
-LENGTH_END = 2**31  # a sequence has fewer tokens
 
 
 class TraceRequest(NamedTuple):
