@@ -135,13 +135,17 @@ def clean(folder: Path) -> None:
         raise RuntimeError(f"this is no clean program under watch: {watched}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("layers", help="layers.cc as a library")
     parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments(__doc__)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         measures = [each for each in MEASURES if given.only in each]

@@ -6,13 +6,12 @@ subscribes to it (layers.cc): asking for no call, for launches of kernels alone,
 launches of kernels, and for all that hostrace asks for.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from watch.gpu.cost import arms, clean, taken, write_rows
+from watch.gpu.cost import arguments, arms, clean, taken, write_rows
 from watch.gpu.cost_work import GRAPH_MEASURES, NODES_OF_STEP
 
 STEP = "graph_step"
@@ -20,12 +19,7 @@ LIMIT_STEP = 1.03
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("layers", help="layers.cc as a library")
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", default="")
-    given = parser.parse_args()
+    given = arguments(__doc__)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         known = arms(given.layers, folder)

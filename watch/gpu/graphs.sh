@@ -8,7 +8,5 @@ set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: graphs.sh RESULTS_DIR [arguments]}")
 shift
-. watch/gpu/library.sh
-scratch=$(mktemp -d)
-c++ -O2 -std=c++20 -shared -fPIC -I watch/cpp watch/gpu/layers.cc -o "$scratch/layers.so" -ldl
-exec timeout 110 python3 -m watch.gpu.graphs "$scratch/layers.so" "$results/watch_graphs.csv" "$@"
+. watch/gpu/layers.sh
+exec timeout 110 python3 -m watch.gpu.graphs "$layers" "$results/watch_graphs.csv" "$@"
