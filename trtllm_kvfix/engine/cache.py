@@ -59,7 +59,7 @@ class Cache:
         self.pages: Array = halves.view(machine.xp.float32).reshape(-1, *page)
         self.pages[:] = 0
         self.tier = self._connector(pool) if config.blocks_host and not is_own else None
-        self.canary = self._hatched() if config.canary else None
+        self.canary = self._new_canary() if config.canary else None
         self._loading: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}  # ended, and their blocks are still being saved
 
@@ -69,15 +69,15 @@ class Cache:
         machine, config = self._machine, self._config
         return LoopTier(machine.device, told, config.tokens_per_block, config.blocks_host, machine.settle)
 
-    def _hatched(self) -> Canary:
+    def _new_canary(self) -> Canary:
         (shape,) = self.books.layout.pools
-        told = Pool(int(self.books.get_block_pool_pointers()[0, 0]), shape.slot_bytes, len(shape.layers))
+        pool = Pool(int(self.books.get_block_pool_pointers()[0, 0]), shape.slot_bytes, len(shape.layers))
         off, machine, config = self._config.off, self._machine, self._config
         canary = Canary(
-            machine.device, machine.stream, told, config.tokens_per_block, config.canary, off,
+            machine.device, machine.stream, pool, config.tokens_per_block, config.canary, off,
             [HAZARDS[fix] for fix in off], seed=0, say=log.info,
         )  # fmt: skip
-        self.books.tell_of_copies(canary.moved)
+        self.books.watch_copies(canary.moved)
         return canary
 
     # ---- an iteration ----

@@ -27,15 +27,15 @@ class BookedCopies:
         self._engine = CopyEngine(device, transfers_max=TRANSFERS_MAX)
         self._reached = device.create_event()
         self._pending: deque[tuple[int, list[int]]] = deque()  # ticket, transfers of the engine
-        self.told: Callable[[Sequence[TransferItem]], None] | None = None  # of all copies; it raises nothing
+        self.on_submit: Callable[[Sequence[TransferItem]], None] | None = None  # it raises nothing
 
     def submit(self) -> None:
         """Submit what admission and growth have queued, before the step that needs it is enqueued."""
         batch = self._core.take_transfers()
         if not batch.ticket:
             return
-        if self.told is not None:
-            self.told(batch.items)
+        if self.on_submit is not None:
+            self.on_submit(batch.items)
         transfers: list[int] = []
         try:
             # Callers may run the model on the stream that is current: the copies are ordered against both.

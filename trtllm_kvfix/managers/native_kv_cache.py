@@ -124,9 +124,9 @@ class NativeKvCache:
         self._has_pools = True
 
     @locked
-    def tell_of_copies(self, told: Callable[[Sequence[TransferItem]], None]) -> None:
+    def watch_copies(self, on_submit: Callable[[Sequence[TransferItem]], None]) -> None:
         """Call this with the copies between slots, whenever some are submitted. It may raise nothing."""
-        self._copies.told = told
+        self._copies.on_submit = on_submit
 
     @locked
     def release_pools(self) -> None:
