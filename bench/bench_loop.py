@@ -7,8 +7,8 @@ that of graph-inputs up to the end of the graph, which holds the whole step here
 the stand-in's, less than a real server's: `host_us` is the iteration without any computing, and `cpu_us` what the
 loop's thread runs in it: without its waits for the GIL, which vary most, and with those for the device, in which the
 driver spins. Arms take turns within one run of one server. Ratios are to the loop without fixes. `added_us` and
-`added_cpu_us` are the median difference between a turn with the fix and the turn without fixes beside it, so a machine
-that becomes slower or faster meanwhile does not change them.
+`added_cpu_us` are the median difference between a turn with the fix and the turns without fixes before and after it, so
+a machine that becomes slower or faster meanwhile does not change them.
 
 Variant C has most fixes. B has batched-admission, whose work lies in steps that admit (`admit_cpu_us` of
 bench_arrivals.py). D has graph-inputs, with LoRA on experts in a CUDA graph. Needs torch and a CUDA GPU; `--device cpu`
