@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
@@ -71,9 +72,19 @@ class LazyGroup(click.Group):
         module_name, attribute = COMMANDS[cmd_name].split(":")
         with one_line_errors():
             command: click.Command = getattr(import_module(module_name), attribute)
-        command.short_help = usage.SUMMARIES.get(cmd_name)
         command.epilog = command.epilog or usage.epilog_of(cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """`--help` imports none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(usage.SUMMARIES.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Nor does a press of the tab key."""
+        commands = [CompletionItem(name, help=text) for name, text in sorted(usage.SUMMARIES.items())]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [each for each in commands if each.value.startswith(incomplete)] + options
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,5 +1,6 @@
 """Help shows first steps, and a shell completes commands, options and values."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,23 @@ def test_h_is_help(name: str) -> None:
 def test_the_list_of_commands_cuts_no_sentence_off(name: str) -> None:
     shown = CliRunner().invoke(cli.main, ["-h"], terminal_width=80).output
     assert f"  {name:<11}{usage.SUMMARIES[name]}\n" in shown
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"_TRTLLM_KVFIX_COMPLETE": "bash_complete", "COMP_WORDS": "", "COMP_CWORD": "1"}]
+)
+def test_the_list_of_commands_imports_none_of_them(asked: dict[str, str]) -> None:
+    modules = [where.split(":")[0] for where in cli.COMMANDS.values()]
+    program = f"""if True:
+        import atexit, sys
+        atexit.register(lambda: sys.stderr.write(str([name for name in {modules} if name in sys.modules])))
+        from trtllm_kvfix.cli import main
+        main(["--help"], prog_name="trtllm-kvfix")"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **asked}, check=True
+    )
+    assert all(name in ended.stdout for name in cli.COMMANDS)
+    assert ended.stderr == "[]"
 
 
 def test_a_command_that_is_misspelt_is_named() -> None:
