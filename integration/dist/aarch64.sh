@@ -18,6 +18,6 @@ cmake --build "$build-gtest" --target install -- --quiet >/dev/null
 cmake -S . -B "$build" "${target[@]}" -DKVFIX_BUILD_TESTS=ON -DKVFIX_KERNELS=OFF \
   "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
   -DGTest_DIR="$PWD/$build-gtest/installed/lib/cmake/GTest" "$@"
-cmake --build "$build" -- --quiet
+cmake --build "$build" --target all hostrace -- --quiet
 ctest --test-dir "$build" --output-on-failure --no-tests=error -j "${JOBS:-2}"
 PYTHONPATH=.:watch/src python3 -m watch.harm.emulated "$(find "$build" -name libhostrace.so)"
