@@ -52,7 +52,8 @@ def test_canary_md_shows_what_the_canary_of_the_demo_finds() -> None:
     shown = {label(name): (int(findings), 0 if step == "-" else int(step)) for name, findings, step in rows}
     assert shown.keys() == found.keys()
     for scene, (findings, step) in shown.items():
-        assert found[scene] == (pytest.approx(findings, rel=0.1), pytest.approx(step, abs=1 if findings else 0))
+        assert found[scene][0] == pytest.approx(findings, rel=0.1)
+        assert found[scene][1] == pytest.approx(step, abs=1 if findings else 0)
 
 
 def test_offload_md_says_what_a_large_store_brings_to_each_admission() -> None:
