@@ -40,6 +40,9 @@ CPP_SOURCES := $(shell find cpp bench tests/bound watch -name '*.h' -o -name '*.
 TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
 TIDY_HOSTRACE := $(wildcard watch/cpp/hostrace/*.cc)
 GPU_CHECKS := $(wildcard integration/gpu/device/*.cc)
+# How many states clang's analyzer looks at in a function. Its own 225000 take two thirds of lint's time: ci-long's.
+TIDY_STATES ?= 20000
+tidy = clang-tidy --quiet $(addprefix --extra-arg=,-Xclang -analyzer-config -Xclang max-nodes=$(TIDY_STATES))
 
 # $(call cpp_configure,NAME,OPTIONS) configures the C++ side alone in build/NAME; cpp_build then builds TARGET, or everything.
 cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -209,8 +212,8 @@ lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff format --check
 	@mypy
 	@clang-format --dry-run --Werror $(CPP_SOURCES)
-	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/python
-	@printf '%s\n' $(TIDY_HOSTRACE) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/hostrace
+	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 1 $(tidy) -p build/python
+	@printf '%s\n' $(TIDY_HOSTRACE) | xargs -P $(JOBS) -n 1 $(tidy) -p build/hostrace
 	@printf '%s\n' $(GPU_CHECKS) | xargs -P $(JOBS) -n 1 $(CXX) -std=c++20 -fsyntax-only -Icpp
 
 format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
@@ -284,12 +287,14 @@ ci-native: test-cpp tsan race-control asan fuzz bench-cpp  ## the half of ci tha
 
 AARCH64_HERE := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 # Weekly in the workflow, and before a release: hours on two cores. What `make ci` does with few examples, seconds and
-# requests, it does with many: state machines, stress, fuzzing, traffic; and mutants and aarch64, which `make ci` leaves out.
+# requests, it does with many: state machines, stress, fuzzing, traffic, clang's analyzer; and mutants and aarch64, which
+# `make ci` leaves out.
 ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, traffic and mutants, for hours
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/core tests/offload/test_state_machine.py tests/offload/remote/test_state_machine.py
 	@KVFIX_TRAFFIC_REQUESTS=10000 $(PYTEST) tests/offload/test_stand_in_traffic.py
 	@for seed in 2 3 4 5 6 7 8 9; do TORTURE_SEED=$$seed $(PYTEST) tests/torture || exit 1; done
 	@$(PY) -m tests.engine.long_run --requests 10000
+	@$(MAKE) lint TIDY_STATES=225000
 	@$(MAKE) tsan race-control asan STRESS_SECONDS=600 STRESS_SEED=$(LONG_SEED)
 	@$(MAKE) fuzz FUZZ_SECONDS=1200 FUZZ_SEED=$(LONG_SEED)
 	@$(if $(AARCH64_HERE),$(MAKE) test-aarch64,echo "test-aarch64 is skipped: g++-aarch64-linux-gnu or qemu-user is missing")
