@@ -141,6 +141,18 @@ def test_a_program_in_rust_does_the_same(environ: dict[str, str], tmp_path: Path
     assert all(process.numbers["guarded"] for process in processes)
 
 
+def test_a_program_in_go_does_the_same(environ: dict[str, str], tmp_path: Path) -> None:
+    """Its runtime sets handlers of signals by calls of its own into the kernel, and makes faults into panics."""
+    go = shutil.which("go") or pytest.skip("no Go compiler")
+    subprocess.run(
+        [go, "build", "-o", tmp_path / "programs", SOURCE.with_suffix(".go")],
+        check=True,
+        env={**os.environ, "CGO_ENABLED": "1", "GOCACHE": str(tmp_path / "cache"), "HOME": str(tmp_path)},
+    )
+    processes = harmless([str(tmp_path / "programs")], environ, seen_in(tmp_path))
+    assert all(process.numbers["guarded"] and process.numbers["steps"] for process in processes)
+
+
 def test_a_program_in_java_does_the_same(environ: dict[str, str], tmp_path: Path) -> None:
     """The virtual machine has a handler of its own for faults, and makes some on purpose."""
     javac = shutil.which("javac") or pytest.skip("no Java compiler")
