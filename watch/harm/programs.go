@@ -1,5 +1,5 @@
-// A Go program that is right: its goroutines write to pinned memory beside copies, and it says what it found. Go's
-// runtime takes its signals by calls of its own into the kernel, and moves goroutines between threads.
+// A Go program that is right: its goroutines write to pinned memory beside copies, and files are read into it. It says
+// what it found. Go calls the kernel itself, and not by way of the C library.
 package main
 
 /*
@@ -45,6 +45,7 @@ import "C"
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -55,17 +56,24 @@ func copies(number byte) int {
 	C.use()
 	page, stream, memory := C.pinned(4096), C.stream(), C.memory(4096)
 	bytes := unsafe.Slice((*byte)(page), 4096)
+	file, failed := os.Open("/proc/self/exe")
 	sum := 0
 	for round := range 50 {
 		for at := range 256 {
 			bytes[at] = number
 		}
 		C.sent(memory, page, 256, stream)
+		if failed == nil {
+			_, failed = file.Read(bytes[512:1024])
+		}
 		for at := 1024; at < 4096; at++ {
 			bytes[at] = byte(round)
 			sum += int(bytes[at])
 		}
 		C.wait(stream)
+	}
+	if failed != nil {
+		fmt.Println(failed)
 	}
 	return sum
 }

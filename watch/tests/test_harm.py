@@ -87,11 +87,15 @@ CASES = [
 ]
 
 
+def compiled(folder: Path, *flags: str) -> Path:
+    program = folder / "programs"
+    subprocess.run([compiler(), "-std=c++20", *flags, "-o", str(program), str(SOURCE), "-ldl", "-lpthread"], check=True)
+    return program
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("harm") / "programs"
-    subprocess.run([compiler(), "-std=c++20", "-o", str(program), str(SOURCE), "-ldl", "-lpthread"], check=True)
-    return program
+    return compiled(tmp_path_factory.mktemp("harm"))
 
 
 def seen_in(folder: Path) -> Path:
@@ -149,8 +153,21 @@ def test_a_program_in_go_does_the_same(environ: dict[str, str], tmp_path: Path) 
         check=True,
         env={**os.environ, "CGO_ENABLED": "1", "GOCACHE": str(tmp_path / "cache"), "HOME": str(tmp_path)},
     )
-    processes = harmless([str(tmp_path / "programs")], environ, seen_in(tmp_path))
-    assert all(process.numbers["guarded"] and process.numbers["steps"] for process in processes)
+    for process in harmless([str(tmp_path / "programs")], environ, seen_in(tmp_path)):
+        assert process.numbers["guarded"] and not process.numbers["steps"]
+        assert any("code of Go" in note for note in process.notes)
+
+
+def test_no_page_is_protected_where_there_is_code_of_go(
+    programs: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Its calls into the kernel go past the C library. The same program without Go's note fails in them."""
+    name = "raw_call_into_pinned_memory"
+    watched = {**environ, **launch.variables(environ, seen_in(tmp_path), None)}
+    assert b"read 4" in outcome([str(programs), name], environ).out
+    assert b"read -14" in outcome([str(programs), name], watched).out, "EFAULT"
+    processes = harmless([str(compiled(tmp_path, "-DHARM_NOTE_OF_GO")), name], environ, seen_in(tmp_path))
+    assert all(process.numbers["guarded"] for process in processes)
 
 
 def test_a_program_in_java_does_the_same(environ: dict[str, str], tmp_path: Path) -> None:

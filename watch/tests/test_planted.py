@@ -1,13 +1,14 @@
 """Planted races on the made-up driver: each is caught, each repaired twin is silent, held results are right."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from watch.gpu.planted import POSSIBLE
 from watch.gpu.rows import FILES
-from watch.tests.conftest import Outcome, Watch
+from watch.tests.conftest import Outcome, Watch, compiler
 
 TIMES = 3
 CASES = [
@@ -38,8 +39,8 @@ CASES = [
 NO_OUTCOME = {"by_cuMemFreeHost", "by_cuMemHostUnregister"}
 
 
-def planted(watch: Watch, name: str, arm: str, *options: str) -> tuple[Outcome, int]:
-    done = watch("watch.gpu.run_planted", name, arm, str(TIMES), options=options)
+def planted(watch: Watch, name: str, arm: str, *options: str, **more: str) -> tuple[Outcome, int]:
+    done = watch("watch.gpu.run_planted", name, arm, str(TIMES), options=options, **more)
     return done, int(json.loads(done.out)["right"])
 
 
@@ -62,6 +63,19 @@ def test_the_repaired_twin_is_silent(watch: Watch, name: str) -> None:
     assert (done.status, right) == (0, TIMES)
     assert done.times("races") == done.times("possible") == 0
     assert done.report["numbers"]["guarded"] > TIMES
+
+
+def test_what_a_copy_reads_is_compared_where_code_of_go_is_loaded(watch: Watch, tmp_path: Path) -> None:
+    """No page is protected there, so a touch is seen by what it changes."""
+    library = tmp_path / "libgo.so"
+    note = '.section .note.go.buildid, "a"; .long 4, 4, 4, 0x6f47, 0; .section .note.GNU-stack\n'
+    subprocess.run([compiler(), "-shared", "-x", "assembler", "-o", library, "-"], input=note, text=True, check=True)
+    racy, _ = planted(watch, "copy_to_device", "racy", LD_PRELOAD=str(library))
+    assert (racy.status, racy.times("unordered")) == (1, TIMES)
+    assert racy.report["numbers"]["steps"] == 0
+    assert any("code of Go" in note for note in racy.report["notes"])
+    repaired, right = planted(watch, "copy_to_device", "repaired", LD_PRELOAD=str(library))
+    assert (repaired.status, right) == (0, TIMES)
 
 
 @pytest.mark.parametrize("name", ["copy_to_device", "copy_to_host", "neighbour_first", "many_threads", "by_readv"])

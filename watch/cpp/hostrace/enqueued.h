@@ -23,7 +23,7 @@ class Enqueued {
             return;
         }
         Use use = made(side);
-        use.whole = range.whole();
+        use.whole = watch_.protects ? range.whole() : Span{};
         use.registered = range.registered;
         use.pinned = range.stack;
         if (!side.certain) {
@@ -31,7 +31,7 @@ class Enqueued {
             count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
         }
         static_cast<void>(watch_.guard.add(use));
-        if (range.registered) {
+        if (range.registered || !watch_.protects) {
             static_cast<void>(compare_beside(use));
         }
     }

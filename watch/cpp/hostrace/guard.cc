@@ -155,7 +155,7 @@ bool Guard::add(Use& use) {
     }
     count(done ? counts_.guarded : counts_.dropped);
     const bool whole = use.pages() == pages_around({use.shape.begin, use.shape.end()}, use.page);
-    count(counts_.shared_pages, done && !whole ? 1 : 0);
+    count(counts_.shared_pages, done && !whole && !use.whole.empty() ? 1 : 0);
     if (done && use.page != kPageSize) {
         large_page_.store(use.page, std::memory_order_relaxed);
     }

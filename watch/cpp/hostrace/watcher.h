@@ -21,6 +21,8 @@ struct Watcher {
     const bool by_order;
     // A stream that waits for a value is busy, and no more than that.
     const bool gates_are_busy;
+    // False where calls into the kernel go past the C library, and so past us: they would fail in a protected page.
+    bool protects = true;
     Counts& counts;
     Ranges ranges;
     Guard guard;
