@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "hostrace/calls.h"
@@ -115,8 +116,7 @@ int has_note_of_go(dl_phdr_info* object, std::size_t /*size*/, void* /*data*/) {
     constexpr std::uint32_t kBuildId = 4;
     constexpr std::array<char, 4> kName{"Go"};
     const auto aligned = [](std::uintptr_t bytes) { return (bytes + 3) & ~std::uintptr_t{3}; };
-    for (int each = 0; each < object->dlpi_phnum; ++each) {
-        const auto& segment = object->dlpi_phdr[each];
+    for (const auto& segment : std::span(object->dlpi_phdr, object->dlpi_phnum)) {
         std::uintptr_t at = object->dlpi_addr + segment.p_vaddr;
         const std::uintptr_t end = at + segment.p_memsz;
         while (segment.p_type == PT_NOTE && at + sizeof(ElfW(Nhdr)) <= end) {
