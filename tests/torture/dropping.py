@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,10 +84,15 @@ class Things:
         """Calls of threads that go on in the parent."""
         kept = self.kept
         device, turns = kept["device"], kept["turns"]
+
+        def mark_and_wait() -> None:
+            kept["marks"].set(kept["stream"])
+            device.synchronize(kept["stream"])  # or its queue grows faster than the stream works it off
+
         noted = turns.guarded(lambda: flight.note(flight.SHIPPED, 1, 1))
         return [
             lambda: device.destroy_event(device.create_event()),
-            lambda: kept["marks"].set(kept["stream"]),
+            mark_and_wait,
             noted,
             noted,
             kept["lane"].stats,
@@ -96,9 +102,38 @@ class Things:
         ]
 
 
-def use_until(over: threading.Event, call: Callable[[], object]) -> None:
-    while not over.is_set():
-        call()
+class Users:
+    """Threads of the parent, in the middle of their calls whenever it forks. They rest while a child ends: it needs the
+    processor more."""
+
+    def __init__(self, calls: list[Callable[[], object]]) -> None:
+        self._over = False
+        self._going = threading.Event()
+        self._made = [0] * len(calls)
+        self._threads = [threading.Thread(target=self._use, args=each) for each in enumerate(calls)]
+        for thread in self._threads:
+            thread.start()
+
+    def _use(self, number: int, call: Callable[[], object]) -> None:
+        while not self._over:
+            self._going.wait()
+            call()
+            self._made[number] += 1
+
+    def go(self) -> None:
+        before = list(self._made)
+        self._going.set()
+        while any(now == was for now, was in zip(self._made, before, strict=True)):
+            time.sleep(0)
+
+    def rest(self) -> None:
+        self._going.clear()
+
+    def end(self) -> None:
+        self._over = True
+        self._going.set()
+        for thread in self._threads:
+            thread.join()
 
 
 def drop_everything(things: Things) -> None:
@@ -112,21 +147,18 @@ def drop_everything(things: Things) -> None:
 
 def main(device_name: str = "cpu", forks: str = "20") -> None:
     things = Things(device_name)
-    over = threading.Event()
-    threads = [threading.Thread(target=use_until, args=(over, call)) for call in things.uses()]
-    for thread in threads:
-        thread.start()
+    users = Users(things.uses())
     codes: list[int | None] = []
     for number in range(int(forks)):
+        users.go()
         child = os.fork()
         if child == 0:
             if number % 2:
                 sys.exit(0)  # the interpreter drops them as it ends
             drop_everything(things)
+        users.rest()
         codes.append(exit_code_of(child))
-    over.set()
-    for thread in threads:
-        thread.join()
+    users.end()
     sys.stdout.write(f"hung {codes.count(None)} failed {sum(1 for code in codes if code)} of {len(codes)}\n")
 
 
