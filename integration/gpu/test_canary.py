@@ -1,7 +1,7 @@
 """Needs a CUDA GPU and torch.
 
-The canary beside the embedded engine on real streams: silent with all fixes, and quick without one. What it reads is
-copied by the GPU's copy engines, behind kernels and replays of CUDA graphs.
+The canary beside the embedded engine on real streams: silent with all fixes, and quick without one. A kernel
+digests what it looks at, behind kernels and replays of CUDA graphs.
 """
 
 from dataclasses import replace

@@ -1,32 +1,26 @@
-"""The canary of one engine: it copies blocks out between the steps, digests the copies, and compares.
+"""The canary of one engine: it has blocks digested behind each step, and compares.
 
-The copies stand behind the step on the model's own stream, so each shows a block as that step has left it. They go into
-a ring of pinned memory, and a mark behind them says when they have arrived. The loop waits for nothing: what has not
-arrived is looked at later, and what does not fit waits its turn, or is missed and counted.
+The loop waits for nothing: digests that have not arrived are looked at later, and what does not fit into the ring waits
+its turn, or is missed and counted.
 """
 
-import ctypes
 import random
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
+from trtllm_kvfix.canary.ring import Pool, Ring
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
-from trtllm_kvfix.native import Device, DeviceError, HostPool, TransferItem
-from trtllm_kvfix.staging import MovableMark
+from trtllm_kvfix.native import Device, DeviceError, TransferItem
 
-Numbers = npt.NDArray[np.int64]
-KEY_BYTES = 32  # a word for each lane of the digest
 STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
 STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
 STEP_LOOKS_MAX = 256  # the same
@@ -44,18 +38,6 @@ FITTING: dict[tuple[Kind, Occasion], tuple[str, ...]] = {
     ("changed", "returned"): ("H5", "H1", "H2", "H7"),
     **{("changed", occasion): ("H1", "H2", "H5", "H7") for occasion in ("reused", "freed", "live")},
 }
-
-
-class Pool(NamedTuple):
-    """Where the blocks lie on the device, and of how many layers each consists, one behind the other."""
-
-    address: int
-    slot_bytes: int
-    layers: int
-
-    @property
-    def layer_bytes(self) -> int:
-        return self.slot_bytes // self.layers
 
 
 @dataclass(frozen=True)
@@ -85,64 +67,6 @@ class CanaryReport:
     missed: int = 0  # looks that were due, and came too late or never
     counts: dict[str, int] = field(default_factory=dict)  # findings by kind
     findings: list[Finding] = field(default_factory=list)  # the first ones
-
-
-class Ring:
-    """Pinned memory that blocks are copied to. Every copy has the key in front of it, so digests are keyed."""
-
-    def __init__(self, device: Device, stream: int, pool: Pool, places: int, key: bytes) -> None:
-        self.places = places
-        self._device, self._stream, self._pool = device, stream, pool
-        block_bytes = KEY_BYTES + pool.layer_bytes
-        self._memory = HostPool(device, host_bytes=places * pool.layers * block_bytes, block_bytes=block_bytes)
-        raw = (ctypes.c_uint8 * (places * pool.layers * block_bytes)).from_address(self._memory.address)
-        np.ctypeslib.as_array(raw).reshape(-1, block_bytes)[:, :KEY_BYTES] = np.frombuffer(key, np.uint8)
-        self._on_way: deque[tuple[MovableMark, list[BlockLook], int]] = deque()
-        self._idle: list[MovableMark] = []
-        self._next = 0
-        self.free = places
-
-    def send(self, looks: list[BlockLook], step: int) -> None:
-        """Copy the blocks as they are behind what the stream has been given so far. There must be room."""
-        layers, width = self._pool.layers, self._pool.layer_bytes
-        places = self._places(self._next, len(looks))
-        slots: Numbers = np.array([look.slot for look in looks], np.int64)
-        source = self._pool.address + (slots[:, None] * layers + np.arange(layers)).ravel() * width
-        target = self._memory.address + places * (KEY_BYTES + width) + KEY_BYTES
-        self._device.copy_batch(target, source, np.full(len(target), width), "stream", self._stream)
-        mark = self._idle.pop() if self._idle else MovableMark(self._device, self._stream)
-        mark.record()
-        self._on_way.append((mark, looks, step))
-        self._next = (self._next + len(looks)) % self.places
-        self.free -= len(looks)
-
-    def arrived(self) -> Iterator[tuple[BlockLook, bytes, int]]:
-        """Each block that has arrived, its digests by layer, and the step behind which it was copied."""
-        first = (self._next - (self.places - self.free)) % self.places
-        while self._on_way and self._on_way[0][0].done():
-            mark, looks, step = self._on_way.popleft()
-            digests = np.array(self._memory.digests(self._places(first, len(looks))), np.uint64)
-            self._idle.append(mark)
-            first = (first + len(looks)) % self.places
-            self.free += len(looks)
-            for look, by_layer in zip(looks, digests.reshape(len(looks), -1), strict=True):
-                yield look, by_layer.tobytes(), step
-
-    def close(self) -> None:
-        """The device may still write to memory that is on its way: that is never given back."""
-        is_over = False
-        with suppress(DeviceError):
-            is_over = all(mark.done() for mark, _, _ in self._on_way)
-        if is_over:
-            self._memory.close()
-        else:
-            self._memory.abandon()
-
-    def _places(self, first: int, count: int) -> Numbers:
-        """The slots of the ring's memory that hold the layers of so many blocks."""
-        blocks = (first + np.arange(count)) % self.places
-        found: Numbers = (blocks[:, None] * self._pool.layers + np.arange(self._pool.layers)).ravel()
-        return found
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -191,8 +115,8 @@ class Canary:
         self._counts: Counter[str] = Counter()
         self._report = CanaryReport(OBSERVES, blocks_per_step)
         try:
-            self._ring = Ring(device, stream, pool, places, self._random.randbytes(KEY_BYTES))
-        except DeviceError as error:  # there is too little memory that can be pinned
+            self._ring = Ring(device, stream, pool, places, self._random.getrandbits(64))
+        except DeviceError as error:  # no kernels, or too little memory that can be pinned
             self.stand_down(error)
 
     # ---- what the loop does ----
