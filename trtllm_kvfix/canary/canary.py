@@ -8,10 +8,10 @@ import random
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import wraps
 from itertools import islice
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKi
 from trtllm_kvfix.canary.ring import Pool, Ring
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
+from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.native import Device, DeviceError, TransferItem
 
 STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
@@ -26,12 +27,20 @@ STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has 
 STEP_LOOKS_MAX = 256  # the same
 DUE_MAX = 16384  # of them that wait for a step with room
 FINDINGS_MAX = 100  # that are kept; all are counted
+FINDINGS_ATTESTED = 10
 STEPS_REMEMBERED = 1024  # with the requests that they wrote for
 WRITERS_MAX = 16  # named in a finding
 
 OBSERVES = "observes"
 
 Kind = Literal["changed", "unfilled"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+COUNTED = (
+    counters.canary_compared_blocks,
+    counters.canary_missed_looks,
+    counters.canary_changed_blocks,
+    counters.canary_unfilled_blocks,
+)
 # The hazards that leave such a trace. A guess: a defect that nobody knows yet leaves it as well.
 FITTING: dict[tuple[Kind, Occasion], tuple[str, ...]] = {
     ("unfilled", "reused"): ("H8",),
@@ -72,11 +81,17 @@ class CanaryReport:
 Method = TypeVar("Method", bound=Callable[..., None])
 
 
+class StandsDown(Protocol):
+    @property
+    def fault(self) -> str | None: ...
+    def stand_down(self, error: Exception) -> None: ...
+
+
 def guarded(method: Method) -> Method:
     """A fault of ours ends the canary, and never the loop."""
 
     @wraps(method)
-    def call(self: "Canary", *args: Any) -> None:
+    def call(self: StandsDown, *args: Any) -> None:
         if self.fault is None:
             try:
                 method(self, *args)
@@ -114,6 +129,8 @@ class Canary:
         self._compared: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._report = CanaryReport(OBSERVES, blocks_per_step)
+        self._counted: tuple[int, ...] = (0,) * len(COUNTED)
+        self._closed = False
         try:
             self._ring = Ring(device, stream, pool, places, self._random.getrandbits(64))
         except DeviceError as error:  # no kernels, or too little memory that can be pinned
@@ -137,13 +154,23 @@ class Canary:
         self._add(self.books.loaded(request, begin, end))
 
     @guarded
+    def grown(self, request: int, slots: Sequence[int]) -> None:
+        """A request has got further blocks, and no step that writes them has been enqueued yet."""
+        self.books.grown(request, slots)
+
+    @guarded
+    def wrote(self, writes: Sequence[Write]) -> None:
+        """Steps that `step` was told of have written these positions as well."""
+        for write in writes:
+            self._add(self.books.written(write))
+
+    @guarded
     def step(self, writes: Sequence[Write]) -> None:
         """A step has been enqueued that writes these positions."""
         self._report.steps += 1
         self._writers.append((self._report.steps, tuple(write.request for write in writes)))
         self._read()
-        for write in writes:
-            self._add(self.books.written(write))
+        self.wrote(writes)
         self._left = self._extra
         self._send_due()
         self._send(list(islice(self._live_ones(), min(self._blocks_per_step, self._ring.free))))
@@ -167,11 +194,28 @@ class Canary:
 
     def stand_down(self, error: Exception) -> None:
         self.fault = self.fault or described(error)
+        flight.note(flight.CANARY_STOOD_DOWN, self._report.steps, text=self.fault)
         log.error(
             "the canary stands down: it no longer sees whether cached KV changes. The server goes on", error=error
         )
 
+    def attested(self) -> dict[str, Any]:
+        """For `status`. Nothing in it changes with every step."""
+        found = self.report()
+        shown = [{**asdict(each), "text": sentence(each)} for each in found.findings[:FINDINGS_ATTESTED]]
+        return {"state": found.state, "counts": found.counts, "findings": shown}
+
+    def count(self) -> None:
+        """Add to the counters what happened since the last call."""
+        found = self.report()
+        now = (sum(found.blocks_compared.values()), found.missed, *(found.counts.get(kind, 0) for kind in KINDS))
+        for counter, value, before in zip(COUNTED, now, self._counted, strict=True):
+            counter.add(value - before)
+        self._counted = now
+        counters.canary_observes.put(self.fault is None and not self._closed)
+
     def close(self) -> None:
+        self._closed = True
         try:
             if hasattr(self, "_ring"):  # it may have stood down before it had one
                 self._ring.close()
@@ -247,6 +291,7 @@ class Canary:
             tuple(dict.fromkeys(between))[:WRITERS_MAX], self._fixes_off, fitting,
         )  # fmt: skip
         self._counts[kind] += 1
+        flight.note(flight.CANARY_SPOKE, slot, fill.filler, reader, step, text=f"{kind}, {occasion}")
         if len(self._report.findings) < FINDINGS_MAX:
             self._report.findings.append(finding)
         if (kind, occasion) not in self._said:
