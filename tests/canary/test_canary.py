@@ -17,6 +17,7 @@ from trtllm_kvfix.canary import canary as module
 from trtllm_kvfix.canary.canary import Canary, sentence
 from trtllm_kvfix.canary.fills import Write
 from trtllm_kvfix.canary.ring import Pool
+from trtllm_kvfix.canary.rounds import STALE_PER_SLOT_MAX, Rounds
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import DeviceError, open_device, unplug
 
@@ -205,6 +206,35 @@ def test_blocks_across_the_end_of_the_ring_are_digested_as_any_other() -> None:
     report = server.canary.report()
     assert report.counts == {} and report.blocks_compared["live"] > 4000
     server.canary.close()
+
+
+def test_a_round_looks_at_each_slot_once_and_each_round_in_another_order() -> None:
+    rounds = Rounds(random.Random(1))
+    for slot in range(40):
+        rounds.add(slot)
+        rounds.add(slot)
+    orders = [[slot for _ in range(14) for slot in rounds.draw(3, lambda _: True)] for _ in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(40)) and orders[0] != orders[1]
+
+
+def test_slots_that_are_not_wanted_any_more_leave_the_round_until_they_are_added_again() -> None:
+    rounds = Rounds(random.Random(1))
+    for slot in range(1000):
+        rounds.add(slot)
+    asked: list[int] = []
+
+    def is_last(slot: int) -> bool:
+        asked.append(slot)
+        return slot == 999
+
+    while not rounds.draw(2, is_last):
+        assert len(asked) <= 2 * STALE_PER_SLOT_MAX, "a call pays for a few, not for all"
+        asked.clear()
+    while len(asked) != 1:  # until no other slot is left
+        asked.clear()
+        rounds.draw(2, is_last)
+    rounds.add(5)
+    assert {slot for _ in range(3) for slot in rounds.draw(2, lambda _: True)} == {5, 999}
 
 
 def missed(r: float) -> float:

@@ -7,16 +7,16 @@ its turn, or is missed and counted.
 import random
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import wraps
-from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
 from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
 from trtllm_kvfix.canary.ring import Pool, Ring
+from trtllm_kvfix.canary.rounds import Rounds
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
@@ -122,7 +122,7 @@ class Canary:
         places = STEPS_IN_RING * (self._extra + blocks_per_step)
         self._due: deque[BlockLook] = deque()  # because something has happened to the block
         self._left = self._extra  # of them in this step
-        self._round: list[int] = []  # slots still to be looked at in this round
+        self._rounds = Rounds(self._random)  # over blocks whose digests are known
         self._writers: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=STEPS_REMEMBERED)
         self._say = say
         self._said: set[tuple[Kind, Occasion]] = set()
@@ -173,7 +173,7 @@ class Canary:
         self.wrote(writes)
         self._left = self._extra
         self._send_due()
-        self._send(list(islice(self._live_ones(), min(self._blocks_per_step, self._ring.free))))
+        self._send(self._live_ones(min(self._blocks_per_step, self._ring.free)))
 
     @guarded
     def released(self, request: int) -> None:
@@ -224,16 +224,10 @@ class Canary:
 
     # ---- looks ----
 
-    def _live_ones(self) -> Iterator[BlockLook]:
-        """All blocks round by round, each round in an order of its own: nothing in step with it escapes for ever."""
-        if not self._round:
-            self._round = self.books.compared()
-            self._random.shuffle(self._round)
-        while self._round:
-            slot = self._round.pop()
-            fill = self.books.primary[slot]
-            if fill.digests is not None:
-                yield BlockLook(slot, fill, "live")
+    def _live_ones(self, count: int) -> list[BlockLook]:
+        primary = self.books.primary
+        slots = self._rounds.draw(count, lambda slot: primary[slot].digests is not None)
+        return [BlockLook(slot, primary[slot], "live") for slot in slots]
 
     def _add(self, looks: Iterable[BlockLook]) -> None:
         for look in looks:
@@ -260,6 +254,7 @@ class Canary:
     def _read(self) -> None:
         for look, digests, step in self._ring.arrived():
             fill = look.fill
+            self._rounds.add(look.slot)
             if fill.digests is None:
                 fill.digests, fill.right_at = digests, step
                 self._report.blocks_taken += 1

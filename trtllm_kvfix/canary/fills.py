@@ -74,10 +74,6 @@ class FillBooks:
         """Whether the slot still has that fill."""
         return self.primary.get(look.slot) is look.fill
 
-    def compared(self) -> list[int]:
-        """The slots whose blocks can be compared now."""
-        return [slot for slot, fill in self.primary.items() if fill.digests is not None]
-
     def slots_of(self, request: int) -> Sequence[int]:
         return self._live[request].slots
 

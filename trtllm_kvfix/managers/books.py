@@ -7,7 +7,7 @@ change: upstream goes through the whole batch and asks each request whether it i
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -338,7 +338,7 @@ class Books:
         """Settle all earlier notes, and note the chunks that were enqueued since."""
         self.end_copies()
         if self.watch is not None:
-            self.watch.begin_iteration(self.live)
+            self.watch.begin_iteration()
         self._clock.step()
         for request_id, sequence in list(self._in_prompt.items()):
             sequence.look()
@@ -352,7 +352,7 @@ class Books:
         if not (self.arriving or self.growing or self._next_chunks):
             return
         came = self._admit() if self.arriving else {}
-        grown: Collection[int] = ()
+        grown: Mapping[int, int] = {}
         if self.growing or self._next_chunks:
             try:
                 grown = self._reserve()
@@ -364,7 +364,7 @@ class Books:
         self._copies.submit()
         if self.watch is not None:
             self.watch.admitted(list(came.values()))
-            self.watch.grown([self.live[each] for each in grown])
+            self.watch.grown(self.live, grown)
 
     def end_copies(self) -> None:
         self._copies.submit()  # copies that a batch queued before it failed
@@ -411,7 +411,7 @@ class Books:
             dummy.computed = dummy.length
             dummy.length += count
 
-    def _reserve(self) -> Collection[int]:
+    def _reserve(self) -> Mapping[int, int]:
         ids = self.growing[:]
         del self.growing[: len(ids)]  # others may be appending
         counts: dict[int, int] = dict.fromkeys(ids, 1)

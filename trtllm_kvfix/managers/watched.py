@@ -6,7 +6,7 @@ be written, and makes its looks. Positions count once the host knows them: those
 those of an answer when the token behind them has been sampled.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,7 @@ class WatchedCache:
         self._layout, self._slots, self._size = layout, slots, layout.tokens_per_block
         self._event = device.create_event()
         self._told: dict[int, int] = {}  # leading positions of each request that are filled
+        self._open: dict[int, LiveSequence] = {}  # those that may have filled another block
 
     @property
     def fault(self) -> str | None:
@@ -63,8 +64,8 @@ class WatchedCache:
         self.canary.moved(items)
 
     @guarded
-    def begin_iteration(self, live: Mapping[int, LiveSequence]) -> None:
-        writes = list(self._filled(live.values()))
+    def begin_iteration(self) -> None:
+        writes = list(self._filled())
         with self._ordered():
             self.canary.step(writes)
 
@@ -73,19 +74,23 @@ class WatchedCache:
         for sequence, slots in zip(came, self._slots_of(came), strict=True):
             self.canary.admitted(sequence.request_id, slots, sequence.reused)
             self._told[sequence.request_id] = sequence.reused
+            self._may_fill(sequence)
 
     @guarded
-    def grown(self, each_grown: Sequence[LiveSequence]) -> None:
-        """These have got further positions, and perhaps blocks."""
-        grown = [each for each in each_grown if self._lacks_blocks(each)]
+    def grown(self, live: Mapping[int, LiveSequence], counts: Mapping[int, int]) -> None:
+        """These have got so many further positions, and some of them blocks."""
+        size = self._size
+        grown = [live[each] for each, count in counts.items() if (live[each].length - 1) % size < count]
         for sequence, slots in zip(grown, self._slots_of(grown), strict=True):
             known = len(self.canary.books.slots_of(sequence.request_id))
             self.canary.grown(sequence.request_id, slots[known:])
+            self._may_fill(sequence)
 
     @guarded
     def removed(self, sequence: LiveSequence) -> None:
         request_id, filled = sequence.request_id, sequence.filled(sequence.request)
         told = self._told.pop(request_id)
+        self._open.pop(request_id, None)
         if told < filled and not sequence.is_dummy:
             self.canary.wrote([Write(request_id, None, told, filled, filled)])
         with self._ordered():
@@ -99,21 +104,22 @@ class WatchedCache:
         self.canary.close()
         self._device.destroy_event(self._event)
 
-    def _filled(self, live: Iterable[LiveSequence]) -> Iterator[Write]:
-        """What is known to be filled since the last time, where a block is full by now: before their request ends,
-        others find no other blocks. A dummy's blocks are filled by every step anew, and never count."""
-        size = self._size
-        for sequence in live:
-            told = self._told[sequence.request_id]
-            if sequence.is_dummy or sequence.length // size == told // size:
-                continue
-            filled = sequence.filled(sequence.request)
-            if filled > told:
-                self._told[sequence.request_id] = filled
-                yield Write(sequence.request_id, None, told, filled, filled)
+    def _may_fill(self, sequence: LiveSequence) -> None:
+        """A dummy's blocks are filled by every step anew, and never count."""
+        if not sequence.is_dummy:
+            self._open[sequence.request_id] = sequence
 
-    def _lacks_blocks(self, sequence: LiveSequence) -> bool:
-        return len(self.canary.books.slots_of(sequence.request_id)) * self._size < sequence.length
+    def _filled(self) -> Iterator[Write]:
+        """What is known to be filled since the last time, where a block is full by now: before their request ends,
+        others find no other blocks."""
+        size = self._size
+        for request_id, sequence in list(self._open.items()):
+            told, filled = self._told[request_id], sequence.filled(sequence.request)
+            if filled > told:
+                self._told[request_id] = filled
+                yield Write(request_id, None, told, filled, filled)
+            if filled // size == sequence.length // size:
+                del self._open[request_id]
 
     def _slots_of(self, sequences: Sequence[LiveSequence]) -> list[list[int]]:
         if not sequences:
