@@ -22,6 +22,7 @@ from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.native import Device, DeviceError, TransferItem
 
+BLOCKS_PER_STEP = 8  # that live, where nobody asks for another number
 STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
 STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
 STEP_LOOKS_MAX = 256  # the same
