@@ -37,6 +37,15 @@ def test_it_speaks_soon_after_the_first_write_that_may_be_wrong(hazard: str, blo
     assert hazard in watched.report.findings[0].hazards
 
 
+@pytest.mark.parametrize("hazard", ["", *HEARD])
+def test_beside_the_native_manager_it_hears_upstreams_calls_alone(hazard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_CANARY", "observe")
+    config = HEARD[hazard] if hazard else ENGINES["native"]
+    watched = Watched(usual_load(), config, until_it_speaks=bool(hazard), device="cuda")
+    assert watched.report.state == "observes" and bool(watched.report.counts) == bool(hazard)
+    assert hazard or watched.report.blocks_compared["live"] > 500
+
+
 def test_it_speaks_of_blocks_that_nobody_computed() -> None:
     config = replace(without(TIGHT, "computed-blocks"), canary=8)
     watched = Watched(usual_load(), config, until_it_speaks=True, device="cuda")
