@@ -58,7 +58,7 @@ function(kvfix_embed_kernels)
     COMMAND ${KVFIX_NVCC_COMMAND} -std=c++17 -O3
       -I${PROJECT_SOURCE_DIR}/cpp ${targets} --fatbin ${kernels}/kernels.cu -o ${out}/kernels.fatbin
     COMMAND ${CMAKE_COMMAND} -DINPUT=${out}/kernels.fatbin -DOUTPUT=${out}/kernels_fatbin.inc -P ${embed}
-    DEPENDS ${kernels}/kernels.cu ${kernels}/bulk_copy.cuh ${kernels}/calls.h ${embed}
+    DEPENDS ${kernels}/kernels.cu ${kernels}/bulk_copy.cuh ${kernels}/calls.h ${kernels}/digest.h ${embed}
     COMMENT "Compiling the CUDA kernels (${built})" VERBATIM COMMAND_EXPAND_LISTS)
   set_source_files_properties(${kernels}/embedded.cc PROPERTIES
     OBJECT_DEPENDS ${out}/kernels_fatbin.inc

@@ -24,6 +24,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "enabled": ("false", False),
     "force": ("true", True),
     "manager": ("native", "native"),
+    "canary": ("observe", "observe"),
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),
     "runtime_dir": ("elsewhere", "elsewhere"),

@@ -919,6 +919,11 @@ class Device:
     def fill_words(self, address: int, count: int, value: int, stream: int) -> None:
         """Runs a kernel that writes count words of 32 bits."""
 
+    def digest_blocks(self, blocks: PinnedArray, first: int, count: int, sums: PinnedArray, layer_bytes: int, key: int, stream: int) -> None:
+        """
+        Runs a kernel that digests `count` of these blocks, from the first on, where they lie. `sums` has the shape (blocks, layers, parts): the parts of a layer and its bytes add up to its digest. Both are read and written when it runs.
+        """
+
     def gather_host_rows(self, dst: DeviceArray, table: PinnedArray, copy_index: PinnedArray, rows: int, width: int, scale: Sequence[int], v_offset: Sequence[int], stream: int) -> None:
         """
         Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.
@@ -1186,7 +1191,7 @@ class HostPool:
         Whether the device sees the memory at the host's address, as kernels need it.
         """
 
-    def digests(self, slots: Any) -> list[int]:
+    def digests(self, slots: Any, key: int) -> list[int]:
         """
         A digest of each block's content, in 64 bits. Nothing may write the slots meanwhile.
         """

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trtllm_kvfix.canary import here as here_canaries
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import constructors
@@ -33,6 +34,7 @@ active = Activation(
     here,
     (server_config, start_gate, server_end, child_environment, block_counts, *constructors.ALL),
     constructors.objection,
+    here_canaries.attested,
 )
 
 

@@ -13,6 +13,7 @@ from trtllm_kvfix.sizes import parse_size
 PORT_MAX = 65535
 Word: TypeAlias = Literal["auto", "on", "off", "observe"]  # the choices for a fix
 ManagerWord: TypeAlias = Literal["upstream", "native"]
+CanaryWord: TypeAlias = Literal["off", "observe"]
 # Fixes of the bound manager's admission, storing and pins. Ours does these right by itself.
 NEEDLESS_WITH_NATIVE = ("computed-blocks", "batched-admission", "concurrent-pins")
 
@@ -41,6 +42,7 @@ def _staging_mode(value: Any) -> Any:
 
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
+CanaryChoice: TypeAlias = Annotated[CanaryWord, BeforeValidator(lambda value: "off" if value is False else value)]
 Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
 StagingMode: TypeAlias = Annotated[Literal["auto", "snapshot", "early_copy"], BeforeValidator(_staging_mode)]
 
@@ -129,6 +131,10 @@ class Settings(Section):
     """The choice for each fix, by its id: `auto`, `on`, `off` or `observe`."""
     tuning: FixSettings = FixSettings()
     """Further settings of fixes."""
+    canary: CanaryChoice = "off"
+    """`observe`: say when a cached block has changed behind the server's back. Needs `manager: native` so far."""
+    canary_blocks_per_step: int = Field(default=8, ge=1, le=4096)
+    """Blocks that the canary looks at in each step, besides those that something has happened to."""
     metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)
     """Prometheus port of rank 0; rank r listens on this + r. None: no metrics are served."""
     agreement_timeout_s: float = Field(default=120, gt=0)

@@ -42,9 +42,9 @@ void init_pool(Pool* self, std::shared_ptr<Device> device, std::size_t host_byte
     new (self) Pool(std::move(device), plan, options);
 }
 
-std::vector<std::uint64_t> digests(const Pool& self, nb::handle slots) {
+std::vector<std::uint64_t> digests(const Pool& self, nb::handle slots, std::uint64_t key) {
     const auto numbers = read_integers<std::uint64_t>(slots, {"slots"});
-    return without_gil([&] { return self.digests(numbers); });
+    return without_gil([&] { return self.digests(numbers, key); });
 }
 
 std::vector<std::uint32_t> crc32c(
@@ -129,7 +129,7 @@ void bind_pool(nb::module_& m) {
                      "The file descriptor of the pages if another process may map them, or -1.")
         .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device,
                      "Whether the device sees the memory at the host's address, as kernels need it.")
-        .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
+        .def("digests", &digests, "slots"_a, "key"_a, nb::sig("def digests(self, slots: Any, key: int) -> list[int]"),
              "A digest of each block's content, in 64 bits. Nothing may write the slots meanwhile.")
         .def("close", &HostPool::close, Nogil(),
              "Gives the memory back. Pieces that the device does not let go of are kept.")

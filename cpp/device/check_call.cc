@@ -65,12 +65,22 @@ void check_one(const char* kernel, const CopyBlocks& call) {
                            ": pieces of " + std::to_string(kCopyPieceBytes) + " bytes are counted in 31 bits");
     }
 }
+void check_one(const char* kernel, const DigestBlocks& call) {
+    if (call.layer_bytes % 16 != 0) {
+        refuse(kernel, "layer_bytes is " + std::to_string(call.layer_bytes) +
+                           ", not a multiple of 16: layers are read 16 bytes at a time");
+    }
+    if (call.parts == 0) {
+        refuse(kernel, "parts is 0: a layer has at least one");
+    }
+}
 void check_one(const char*, const FillWords&) {}
 
 }  // namespace
 
 const char* kernel_name(const KernelCall& call) {
-    static constexpr std::array names{"ExpandRows", "GatherHostRows", "GatherDeviceRows", "CopyBlocks", "FillWords"};
+    static constexpr std::array names{"ExpandRows", "GatherHostRows", "GatherDeviceRows",
+                                      "CopyBlocks", "DigestBlocks",   "FillWords"};
     static_assert(names.size() == std::variant_size_v<KernelCall>);
     return names[call.index()];
 }

@@ -62,6 +62,12 @@ struct ShapeOf {
     LaunchShape operator()(const FillWords& call) const {
         return for_threads(divide_up(call.count, kWordsPerThread), kBlocksPerMultiprocessor * gpu.multiprocessors);
     }
+    // A thread block for each sum, which its threads make together.
+    LaunchShape operator()(const DigestBlocks& call) const {
+        const std::uint64_t sums = std::uint64_t{call.count} * call.layers * call.parts;
+        const std::uint64_t most = kBlocksPerMultiprocessor * gpu.multiprocessors;
+        return {.blocks_x = static_cast<std::uint32_t>(std::min(sums, most)), .threads = kThreadsMax};
+    }
     LaunchShape operator()(const CopyBlocks& call) const { return for_copies(call, gpu.copies_in_bulk); }
 };
 

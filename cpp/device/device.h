@@ -58,7 +58,7 @@ struct RowCopy {
     std::size_t rows;
 };
 
-using KernelCall = std::variant<ExpandRows, GatherHostRows, GatherDeviceRows, CopyBlocks, FillWords>;
+using KernelCall = std::variant<ExpandRows, GatherHostRows, GatherDeviceRows, CopyBlocks, DigestBlocks, FillWords>;
 
 // Held by shared_ptr: memory and events keep their device alive.
 class Device : public std::enable_shared_from_this<Device> {

@@ -84,6 +84,17 @@ void run_one(CopyBlocks call, const SimMemory::Access& access) {
     run_reference(call);
 }
 
+void run_one(DigestBlocks call, const SimMemory::Access& access) {
+    const auto blocks = read_indices(call.blocks, call.count, "addresses of blocks", access);
+    call.blocks = blocks.data();
+    for (const std::uint64_t block : blocks) {
+        require_block(block, checked_bytes({call.layers, call.layer_bytes}), "digested block", access);
+    }
+    access.require(address_of(call.sums), checked_bytes({call.count, call.layers, call.parts, sizeof(std::uint64_t)}),
+                   "sums");
+    run_reference(call);
+}
+
 void run_one(const FillWords& call, const SimMemory::Access& access) {
     access.require(address_of(call.words), checked_bytes({call.count, sizeof(std::uint32_t)}), "filled words");
     run_reference(call);

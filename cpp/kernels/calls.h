@@ -70,6 +70,18 @@ inline constexpr std::uint32_t kCopyPieceBytes = 16 << 10;
 inline constexpr std::uint32_t kCopyStages = 6;
 inline constexpr std::uint32_t kCopySharedBytes = kCopyStages * kCopyPieceBytes;
 
+// Digests blocks where they lie (digest.h). A block is `layers` stretches, one behind the other, each digested for itself,
+// by `parts` thread blocks. sums[(b * layers + l) * parts + p] = the summands of the p-th part of the pieces; whoever
+// adds the parts up, and the stretch's bytes, has its digest.
+struct DigestBlocks {
+    const std::uint64_t*
+        blocks;  // addresses, 16-byte aligned; themselves in pinned memory, held until the kernel has run
+    std::uint64_t* sums;
+    std::uint32_t count, layers, parts;
+    std::uint64_t layer_bytes;  // a multiple of 16
+    std::uint64_t key;
+};
+
 // words[0 .. count) = value. Stands for compute that writes a block.
 struct FillWords {
     std::uint32_t* words;

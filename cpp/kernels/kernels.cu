@@ -4,6 +4,7 @@
 // touched.
 #include "kernels/bulk_copy.cuh"
 #include "kernels/calls.h"
+#include "kernels/digest.h"
 
 using kvfix::BlockPair;
 using kvfix::OffsetDestination;
@@ -121,6 +122,53 @@ __device__ void copy_with_threads(const kvfix::CopyBlocks& call) {
     }
 }
 
+// The sum of all threads' values, in thread 0. A thread block is at most 32 whole warps.
+__device__ std::uint64_t sum_of_block(std::uint64_t value) {
+    __shared__ std::uint64_t of_warps[kWarp];
+    const auto sum_of_warp = [](std::uint64_t each) {
+        for (std::uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {
+            each += __shfl_down_sync(0xffff'ffff, each, distance);
+        }
+        return each;
+    };
+    value = sum_of_warp(value);
+    if (threadIdx.x % kWarp == 0) {
+        of_warps[threadIdx.x / kWarp] = value;
+    }
+    __syncthreads();
+    if (threadIdx.x < kWarp) {
+        value = sum_of_warp(threadIdx.x < blockDim.x / kWarp ? of_warps[threadIdx.x] : 0);
+    }
+    __syncthreads();  // before the next sum
+    return value;
+}
+
+// This thread's share of the pieces from `begin` to `end` of one stretch.
+__device__ std::uint64_t sum_of_pieces(const int4* stretch, std::uint64_t begin, std::uint64_t end, std::uint64_t key) {
+    constexpr std::uint32_t kDigestLoads = 4;  // in flight; they hide the latency of the memory
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = begin + threadIdx.x; i < end; i += std::uint64_t{blockDim.x} * kDigestLoads) {
+        int4 held[kDigestLoads];
+#pragma unroll
+        for (std::uint32_t load = 0; load < kDigestLoads; ++load) {
+            const std::uint64_t place = i + std::uint64_t{blockDim.x} * load;
+            held[load] = place < end ? __ldcs(stretch + place) : int4{};
+        }
+#pragma unroll
+        for (std::uint32_t load = 0; load < kDigestLoads; ++load) {
+            const std::uint64_t place = i + std::uint64_t{blockDim.x} * load;
+            const auto word = [](int low, int high) {
+                return static_cast<std::uint32_t>(low) | std::uint64_t{static_cast<std::uint32_t>(high)} << 32;
+            };
+            const int4& piece = held[load];
+            if (place < end) {
+                sum += kvfix::digest_summand(key, place, {word(piece.x, piece.y), word(piece.z, piece.w)});
+            }
+        }
+    }
+    return sum;
+}
+
 }  // namespace
 
 extern "C" {
@@ -166,6 +214,24 @@ __global__ void __launch_bounds__(kCopyThreadsMax) CopyBlocks(const __grid_const
     }
 #endif
     copy_with_threads(call);
+}
+
+__global__ void DigestBlocks(const __grid_constant__ kvfix::DigestBlocks call) {
+    const std::uint64_t pieces_per_layer = call.layer_bytes / sizeof(int4);
+    const std::uint64_t pieces_per_part = (pieces_per_layer + call.parts - 1) / call.parts;
+    const std::uint64_t sums = std::uint64_t{call.count} * call.layers * call.parts;
+    for (std::uint64_t i = blockIdx.x; i < sums; i += gridDim.x) {
+        const std::uint64_t layer = i / call.parts;
+        const std::uint64_t begin = i % call.parts * pieces_per_part;
+        const auto* stretch =
+            reinterpret_cast<const int4*>(call.blocks[layer / call.layers] + layer % call.layers * call.layer_bytes);
+        const std::uint64_t end = begin + pieces_per_part;
+        const std::uint64_t sum =
+            sum_of_block(sum_of_pieces(stretch, begin, end < pieces_per_layer ? end : pieces_per_layer, call.key));
+        if (threadIdx.x == 0) {
+            call.sums[i] = sum;
+        }
+    }
 }
 
 __global__ void FillWords(const __grid_constant__ kvfix::FillWords call) {

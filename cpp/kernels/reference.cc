@@ -1,5 +1,8 @@
 #include "kernels/reference.h"
 
+#include <algorithm>
+
+#include "kernels/digest.h"
 #include "kernels/relaxed.h"
 
 namespace kvfix {
@@ -75,6 +78,24 @@ void run_reference(const GatherDeviceRows& call) {
 void run_reference(const CopyBlocks& call) {
     for (std::uint32_t i = 0; i < call.count; ++i) {
         copy_relaxed(load_relaxed(&call.pairs[i].dst), load_relaxed(&call.pairs[i].src), call.bytes);
+    }
+}
+
+void run_reference(const DigestBlocks& call) {
+    const std::uint64_t pieces_per_layer = call.layer_bytes / sizeof(DigestPiece);
+    const std::uint64_t pieces_per_part = (pieces_per_layer + call.parts - 1) / call.parts;
+    const std::uint64_t sums = std::uint64_t{call.count} * call.layers * call.parts;
+    for (std::uint64_t i = 0; i < sums; ++i) {
+        const std::uint64_t layer = i / call.parts;
+        const std::uint64_t begin = i % call.parts * pieces_per_part;
+        const auto* stretch = reinterpret_cast<const std::uint64_t*>(load_relaxed(&call.blocks[layer / call.layers]) +
+                                                                     layer % call.layers * call.layer_bytes);
+        std::uint64_t sum = 0;
+        for (std::uint64_t place = begin; place < std::min(begin + pieces_per_part, pieces_per_layer); ++place) {
+            const DigestPiece piece{load_relaxed(stretch + 2 * place), load_relaxed(stretch + 2 * place + 1)};
+            sum += digest_summand(call.key, place, piece);
+        }
+        store_relaxed(call.sums + i, sum);
     }
 }
 

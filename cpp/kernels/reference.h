@@ -10,6 +10,7 @@ void run_reference(const ExpandRows& call);
 void run_reference(const GatherHostRows& call);
 void run_reference(const GatherDeviceRows& call);
 void run_reference(const CopyBlocks& call);
+void run_reference(const DigestBlocks& call);
 void run_reference(const FillWords& call);
 
 }  // namespace kvfix

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <numeric>
@@ -14,6 +12,7 @@
 #include <string>
 
 #include "device/pages.h"
+#include "kernels/digest.h"
 
 namespace kvfix {
 namespace {
@@ -21,7 +20,6 @@ namespace {
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr int kPreferNode = 1;  // MPOL_PREFERRED: a node that is full does not kill the process
-constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
 
 [[noreturn]] void refuse(const std::string& what, std::size_t bytes) {
     throw DeviceError("host pool: " + what + " of " + std::to_string(bytes) + " bytes: " + std::strerror(errno) +
@@ -159,7 +157,7 @@ void HostPool::abandon() {
     data_ = nullptr;
 }
 
-std::vector<std::uint64_t> HostPool::digests(std::span<const std::uint64_t> slots) const {
+std::vector<std::uint64_t> HostPool::digests(std::span<const std::uint64_t> slots, std::uint64_t key) const {
     std::vector<std::uint64_t> out;
     out.reserve(slots.size());
     for (const std::uint64_t slot : slots) {
@@ -167,34 +165,24 @@ std::vector<std::uint64_t> HostPool::digests(std::span<const std::uint64_t> slot
             throw std::invalid_argument("host pool: slot " + std::to_string(slot) + " of " +
                                         std::to_string(data_ == nullptr ? 0 : plan_.slots));
         }
-        out.push_back(digest_of({data_ + slot * plan_.slot_bytes, plan_.block_bytes}));
+        out.push_back(digest_of({data_ + slot * plan_.slot_bytes, plan_.block_bytes}, key));
     }
     return out;
 }
 
-// Four lanes, so that the multiplications overlap; each word is mixed in by a bijection, so one changed word always shows.
-std::uint64_t digest_of(std::span<const std::uint8_t> bytes) {
-    constexpr std::size_t kWord = sizeof(std::uint64_t);
-    std::array<std::uint64_t, 4> lanes{1, 2, 3, 4};
-    const auto mix = [&](std::size_t lane, std::size_t at, std::size_t size) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, bytes.data() + at, size);
-        lanes[lane] = std::rotl((lanes[lane] ^ word) * kOdd, 29);
-    };
-    std::size_t at = 0;
-    for (; bytes.size() - at >= kWord * lanes.size(); at += kWord * lanes.size()) {
-        for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
-            mix(lane, at + lane * kWord, kWord);  // whole words, in registers
-        }
-    }
-    for (std::size_t lane = 0; at < bytes.size(); at += kWord, ++lane) {
-        mix(lane, at, std::min(kWord, bytes.size() - at));
-    }
+std::uint64_t digest_of(std::span<const std::uint8_t> bytes, std::uint64_t key) {
     std::uint64_t digest = bytes.size();
-    for (const std::uint64_t lane : lanes) {
-        digest = (std::rotl(digest, 31) ^ lane) * kOdd;
+    for (std::uint64_t place = 0; place * sizeof(DigestPiece) < bytes.size(); ++place) {
+        DigestPiece piece{};  // the last one ends with zeros
+        const std::size_t begin = place * sizeof piece;
+        if (bytes.size() - begin >= sizeof piece) {
+            std::memcpy(&piece, bytes.data() + begin, sizeof piece);  // in registers
+        } else {
+            std::memcpy(&piece, bytes.data() + begin, bytes.size() - begin);
+        }
+        digest += digest_summand(key, place, piece);
     }
-    return digest ^ (digest >> 32);
+    return digest;
 }
 
 }  // namespace kvfix

@@ -52,8 +52,8 @@ class HostPool {
     // Whether kernels find every slot at the address that it has here; copies by DMA find it anyway.
     bool at_same_address_on_device() const { return at_same_address_; }
 
-    // 64 bits of each block's content, the same on every machine. The caller makes sure that nothing writes the slots.
-    std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots) const;
+    // Of each block's content (digest_of), the same on every machine. The caller makes sure that nothing writes the slots.
+    std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots, std::uint64_t key) const;
     // Gives everything back. Memory that the device does not let go is kept, and still counted.
     void close();
     // The device may still write: never give it back.
@@ -75,6 +75,7 @@ class HostPool {
     bool at_same_address_ = true;
 };
 
-std::uint64_t digest_of(std::span<const std::uint8_t> bytes);
+// The digest of kernels/digest.h, as the kernel DigestBlocks makes it.
+std::uint64_t digest_of(std::span<const std::uint8_t> bytes, std::uint64_t key);
 
 }  // namespace kvfix

@@ -1,7 +1,7 @@
 """Needs a CUDA GPU and torch.
 
-The canary beside the embedded engine on real streams: silent with all fixes, and quick without one. What it reads is
-copied by the GPU's copy engines, behind kernels and replays of CUDA graphs.
+The canary beside the embedded engine on real streams: silent with all fixes, and quick without one. A kernel
+digests what it looks at, behind kernels and replays of CUDA graphs.
 """
 
 from dataclasses import replace
@@ -35,6 +35,15 @@ def test_it_speaks_soon_after_the_first_write_that_may_be_wrong(hazard: str, blo
     begin = watched.first_move if hazard == "H5" else 0
     assert 0 < watched.first_word <= begin + SPEAKS_WITHIN
     assert hazard in watched.report.findings[0].hazards
+
+
+@pytest.mark.parametrize("hazard", ["", *HEARD])
+def test_beside_the_native_manager_it_hears_upstreams_calls_alone(hazard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_CANARY", "observe")
+    config = HEARD[hazard] if hazard else ENGINES["native"]
+    watched = Watched(usual_load(), config, until_it_speaks=bool(hazard), device="cuda")
+    assert watched.report.state == "observes" and bool(watched.report.counts) == bool(hazard)
+    assert hazard or watched.report.blocks_compared["live"] > 500
 
 
 def test_it_speaks_of_blocks_that_nobody_computed() -> None:

@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from trtllm_kvfix.canary import canary as module
-from trtllm_kvfix.canary.canary import Canary, Pool, sentence
+from trtllm_kvfix.canary.canary import Canary, sentence
 from trtllm_kvfix.canary.fills import Write
+from trtllm_kvfix.canary.ring import Pool
+from trtllm_kvfix.canary.rounds import STALE_PER_SLOT_MAX, Rounds
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import DeviceError, open_device, unplug
 
@@ -176,12 +179,62 @@ def test_too_little_memory_ends_the_canary_and_not_the_start(
     def refuse(*_: object, **__: object) -> None:
         raise DeviceError("cannot pin")
 
-    monkeypatch.setattr(module, "HostPool", refuse)
+    monkeypatch.setattr(module, "Ring", refuse)
     server = Server()
     server.fill(1, [3])
     server.canary.close()
     assert server.canary.report().state == "stood down in step 0: DeviceError: cannot pin"
     assert caplog.text.count("the canary stands down") == 1
+
+
+def test_without_kernels_it_is_off_and_says_why() -> None:
+    device: Any = SimpleNamespace(name="a GPU", has_kernels=False)
+    canary = Canary(device, 0, Pool(0, 192, 3), SIZE, 2)
+    canary.step([])
+    canary.close()
+    assert canary.report().state == (
+        "stood down in step 0: DeviceError: a GPU has no kernels: they are built where nvcc is found"
+    )
+
+
+def test_blocks_across_the_end_of_the_ring_are_digested_as_any_other() -> None:
+    """Five looks a step do not divide the ring; each block has contents of its own."""
+    server = Server(blocks_per_step=5)
+    server.fill(1, list(range(20)))
+    for _ in range(1000):
+        server.step()
+    report = server.canary.report()
+    assert report.counts == {} and report.blocks_compared["live"] > 4000
+    server.canary.close()
+
+
+def test_a_round_looks_at_each_slot_once_and_each_round_in_another_order() -> None:
+    rounds = Rounds(random.Random(1))
+    for slot in range(40):
+        rounds.add(slot)
+        rounds.add(slot)
+    orders = [[slot for _ in range(14) for slot in rounds.draw(3, lambda _: True)] for _ in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(40)) and orders[0] != orders[1]
+
+
+def test_slots_that_are_not_wanted_any_more_leave_the_round_until_they_are_added_again() -> None:
+    rounds = Rounds(random.Random(1))
+    for slot in range(1000):
+        rounds.add(slot)
+    asked: list[int] = []
+
+    def is_last(slot: int) -> bool:
+        asked.append(slot)
+        return slot == 999
+
+    while not rounds.draw(2, is_last):
+        assert len(asked) <= 2 * STALE_PER_SLOT_MAX, "a call pays for a few, not for all"
+        asked.clear()
+    while len(asked) != 1:  # until no other slot is left
+        asked.clear()
+        rounds.draw(2, is_last)
+    rounds.add(5)
+    assert {slot for _ in range(3) for slot in rounds.draw(2, lambda _: True)} == {5, 999}
 
 
 def missed(r: float) -> float:

@@ -68,7 +68,7 @@ class World:
         self.due.extend(looks)
 
     def look(self, count: int) -> None:
-        live = self.books.compared()
+        live = [slot for slot, fill in self.books.primary.items() if fill.digests is not None]
         for slot in self.random.sample(live, min(2, len(live))):
             self.due.append(self.fills.BlockLook(slot, self.books.primary[slot], "live"))
         for look in self.due[:count]:

@@ -24,7 +24,7 @@ class Watched:
     ) -> None:
         machine = open_machine(device)
         engine = Engine(machine, load.model, config)
-        canary = engine.cache.canary
+        canary = engine.cache.canary or engine.cache.books.canary
         assert canary is not None
         self.first_move = self.first_word = 0  # steps; 0: never
         self.wrong: list[int] = []
@@ -52,7 +52,7 @@ class Watched:
             machine.close()
 
     def _note(self, engine: Engine) -> None:
-        canary = engine.cache.canary
+        canary = engine.cache.canary or engine.cache.books.canary
         assert canary is not None
         if not self.first_move and engine.cache.core.get_kv_cache_stats().total.blocks_offloaded:
             self.first_move = engine.steps

@@ -58,6 +58,8 @@ CASES: Mapping[str, tuple[str, str, float]] = {
     'state="displaced"': ("displaced", "", 0),
     'state="unknown"': ("unknown", "", 0),
     "table_mismatches_total": ("applied", "table_mismatches_total", 1),
+    "canary_changed_blocks_total": ("applied", "canary_changed_blocks_total", 1),
+    "canary_unfilled_blocks_total": ("applied", "canary_unfilled_blocks_total", 1),
     "bad_blocks_total": ("applied", "offload_bad_blocks_total", 1),
     "given_up": ("applied", "offload_given_up", 1),
     "enabled": ("off", "enabled", -1),

@@ -19,7 +19,7 @@ def report(fingerprint: str = "source:1") -> Statuses:
 
 def attestation(rank: int = 0, size: int = 1, *, fingerprint: str = "source:1", started: bool = True) -> Attestation:
     who = {"variant": "D", "job": "job", "rank": rank, "world_size": size, "started": started}
-    return Attestation.of(report(fingerprint), **who, aliases=[], manager="upstream")  # type: ignore[arg-type]
+    return Attestation.of(report(fingerprint), **who, aliases=[], manager="upstream", canaries=[])  # type: ignore[arg-type]
 
 
 def entry(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:

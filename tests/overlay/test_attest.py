@@ -125,6 +125,16 @@ def test_status_says_whether_upstream_skips_launches(tmp_path: Path, monkeypatch
     )
 
 
+def test_status_shows_what_the_canary_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
+    silent: dict[str, Any] = {"state": "observes", "counts": {}, "findings": []}
+    spoke = silent | {"counts": {"changed": 2, "unfilled": 1}, "findings": [{"text": "block in slot 7 has changed"}]}
+    attest.write(tmp_path, replace(attestation(), canaries=[silent, spoke]))
+    lines = CliRunner().invoke(cli.main, ["status"]).output.splitlines()
+    assert "  canary: observes, no finding" in lines
+    assert "  canary: observes, 3 findings, the first: block in slot 7 has changed" in lines
+
+
 def choice_and_answer() -> Iterator[FixStatus]:
     """Each combination of what decides the state of a fix."""
     answers = [None, *(Answer(state, "why") for state in State)]

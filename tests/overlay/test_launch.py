@@ -101,7 +101,7 @@ def test_options_come_before_variables_and_variables_before_the_file(small: Path
     for options in (
         ["--config", str(file), "run", "--fix", "token-budget=on", "--"],
         ["run", "--config", str(file), "--fix", "token-budget=on", "--"],
-        ["run", "--fix", "token-budget=on", "--"],
+        ["run", "--fix", "token-budget=on", "--manager", "native", "--canary", "--"],
     ):
         variables = {"TRTLLM_KVFIX_METRICS_PORT": "2", "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET": "auto"}
         if str(file) not in options:
@@ -112,6 +112,7 @@ def test_options_come_before_variables_and_variables_before_the_file(small: Path
         assert settings.fixes.of("token-budget") == "on"
         assert settings.fixes.of("nixl-listener") == "off"
         assert (settings.metrics_port, settings.tuning.staging_slots, settings.enabled) == (2, 4, True)
+        assert settings.canary == ("observe" if "--canary" in options else "off")
         assert "TRTLLM_KVFIX_CONFIG" not in seen
         assert seen["TRTLLM_KVFIX_JOB"].startswith(os.uname().nodename)
 

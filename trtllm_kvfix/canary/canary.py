@@ -1,61 +1,53 @@
-"""The canary of one engine: it copies blocks out between the steps, digests the copies, and compares.
+"""The canary of one engine: it has blocks digested behind each step, and compares.
 
-The copies stand behind the step on the model's own stream, so each shows a block as that step has left it. They go into
-a ring of pinned memory, and a mark behind them says when they have arrived. The loop waits for nothing: what has not
-arrived is looked at later, and what does not fit waits its turn, or is missed and counted.
+The loop waits for nothing: digests that have not arrived are looked at later, and what does not fit into the ring waits
+its turn, or is missed and counted.
 """
 
-import ctypes
 import random
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import wraps
-from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
+from trtllm_kvfix.canary.ring import Pool, Ring
+from trtllm_kvfix.canary.rounds import Rounds
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
-from trtllm_kvfix.native import Device, DeviceError, HostPool, TransferItem
-from trtllm_kvfix.staging import MovableMark
+from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.native import Device, DeviceError, TransferItem
 
-Numbers = npt.NDArray[np.int64]
-KEY_BYTES = 32  # a word for each lane of the digest
+BLOCKS_PER_STEP = 8  # that live, where nobody asks for another number
 STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
 STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
 STEP_LOOKS_MAX = 256  # the same
 DUE_MAX = 16384  # of them that wait for a step with room
 FINDINGS_MAX = 100  # that are kept; all are counted
+FINDINGS_ATTESTED = 10
 STEPS_REMEMBERED = 1024  # with the requests that they wrote for
 WRITERS_MAX = 16  # named in a finding
 
 OBSERVES = "observes"
 
 Kind = Literal["changed", "unfilled"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+COUNTED = (
+    counters.canary_compared_blocks,
+    counters.canary_missed_looks,
+    counters.canary_changed_blocks,
+    counters.canary_unfilled_blocks,
+)
 # The hazards that leave such a trace. A guess: a defect that nobody knows yet leaves it as well.
 FITTING: dict[tuple[Kind, Occasion], tuple[str, ...]] = {
     ("unfilled", "reused"): ("H8",),
     ("changed", "returned"): ("H5", "H1", "H2", "H7"),
     **{("changed", occasion): ("H1", "H2", "H5", "H7") for occasion in ("reused", "freed", "live")},
 }
-
-
-class Pool(NamedTuple):
-    """Where the blocks lie on the device, and of how many layers each consists, one behind the other."""
-
-    address: int
-    slot_bytes: int
-    layers: int
-
-    @property
-    def layer_bytes(self) -> int:
-        return self.slot_bytes // self.layers
 
 
 @dataclass(frozen=True)
@@ -87,72 +79,20 @@ class CanaryReport:
     findings: list[Finding] = field(default_factory=list)  # the first ones
 
 
-class Ring:
-    """Pinned memory that blocks are copied to. Every copy has the key in front of it, so digests are keyed."""
-
-    def __init__(self, device: Device, stream: int, pool: Pool, places: int, key: bytes) -> None:
-        self.places = places
-        self._device, self._stream, self._pool = device, stream, pool
-        block_bytes = KEY_BYTES + pool.layer_bytes
-        self._memory = HostPool(device, host_bytes=places * pool.layers * block_bytes, block_bytes=block_bytes)
-        raw = (ctypes.c_uint8 * (places * pool.layers * block_bytes)).from_address(self._memory.address)
-        np.ctypeslib.as_array(raw).reshape(-1, block_bytes)[:, :KEY_BYTES] = np.frombuffer(key, np.uint8)
-        self._on_way: deque[tuple[MovableMark, list[BlockLook], int]] = deque()
-        self._idle: list[MovableMark] = []
-        self._next = 0
-        self.free = places
-
-    def send(self, looks: list[BlockLook], step: int) -> None:
-        """Copy the blocks as they are behind what the stream has been given so far. There must be room."""
-        layers, width = self._pool.layers, self._pool.layer_bytes
-        places = self._places(self._next, len(looks))
-        slots: Numbers = np.array([look.slot for look in looks], np.int64)
-        source = self._pool.address + (slots[:, None] * layers + np.arange(layers)).ravel() * width
-        target = self._memory.address + places * (KEY_BYTES + width) + KEY_BYTES
-        self._device.copy_batch(target, source, np.full(len(target), width), "stream", self._stream)
-        mark = self._idle.pop() if self._idle else MovableMark(self._device, self._stream)
-        mark.record()
-        self._on_way.append((mark, looks, step))
-        self._next = (self._next + len(looks)) % self.places
-        self.free -= len(looks)
-
-    def arrived(self) -> Iterator[tuple[BlockLook, bytes, int]]:
-        """Each block that has arrived, its digests by layer, and the step behind which it was copied."""
-        first = (self._next - (self.places - self.free)) % self.places
-        while self._on_way and self._on_way[0][0].done():
-            mark, looks, step = self._on_way.popleft()
-            digests = np.array(self._memory.digests(self._places(first, len(looks))), np.uint64)
-            self._idle.append(mark)
-            first = (first + len(looks)) % self.places
-            self.free += len(looks)
-            for look, by_layer in zip(looks, digests.reshape(len(looks), -1), strict=True):
-                yield look, by_layer.tobytes(), step
-
-    def close(self) -> None:
-        """The device may still write to memory that is on its way: that is never given back."""
-        is_over = False
-        with suppress(DeviceError):
-            is_over = all(mark.done() for mark, _, _ in self._on_way)
-        if is_over:
-            self._memory.close()
-        else:
-            self._memory.abandon()
-
-    def _places(self, first: int, count: int) -> Numbers:
-        """The slots of the ring's memory that hold the layers of so many blocks."""
-        blocks = (first + np.arange(count)) % self.places
-        found: Numbers = (blocks[:, None] * self._pool.layers + np.arange(self._pool.layers)).ravel()
-        return found
-
-
 Method = TypeVar("Method", bound=Callable[..., None])
+
+
+class StandsDown(Protocol):
+    @property
+    def fault(self) -> str | None: ...
+    def stand_down(self, error: Exception) -> None: ...
 
 
 def guarded(method: Method) -> Method:
     """A fault of ours ends the canary, and never the loop."""
 
     @wraps(method)
-    def call(self: "Canary", *args: Any) -> None:
+    def call(self: StandsDown, *args: Any) -> None:
         if self.fault is None:
             try:
                 method(self, *args)
@@ -183,16 +123,18 @@ class Canary:
         places = STEPS_IN_RING * (self._extra + blocks_per_step)
         self._due: deque[BlockLook] = deque()  # because something has happened to the block
         self._left = self._extra  # of them in this step
-        self._round: list[int] = []  # slots still to be looked at in this round
+        self._rounds = Rounds(self._random)  # over blocks whose digests are known
         self._writers: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=STEPS_REMEMBERED)
         self._say = say
         self._said: set[tuple[Kind, Occasion]] = set()
         self._compared: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._report = CanaryReport(OBSERVES, blocks_per_step)
+        self._counted: tuple[int, ...] = (0,) * len(COUNTED)
+        self._closed = False
         try:
-            self._ring = Ring(device, stream, pool, places, self._random.randbytes(KEY_BYTES))
-        except DeviceError as error:  # there is too little memory that can be pinned
+            self._ring = Ring(device, stream, pool, places, self._random.getrandbits(64))
+        except DeviceError as error:  # no kernels, or too little memory that can be pinned
             self.stand_down(error)
 
     # ---- what the loop does ----
@@ -213,16 +155,26 @@ class Canary:
         self._add(self.books.loaded(request, begin, end))
 
     @guarded
+    def grown(self, request: int, slots: Sequence[int]) -> None:
+        """A request has got further blocks, and no step that writes them has been enqueued yet."""
+        self.books.grown(request, slots)
+
+    @guarded
+    def wrote(self, writes: Sequence[Write]) -> None:
+        """Steps that `step` was told of have written these positions as well."""
+        for write in writes:
+            self._add(self.books.written(write))
+
+    @guarded
     def step(self, writes: Sequence[Write]) -> None:
         """A step has been enqueued that writes these positions."""
         self._report.steps += 1
         self._writers.append((self._report.steps, tuple(write.request for write in writes)))
         self._read()
-        for write in writes:
-            self._add(self.books.written(write))
+        self.wrote(writes)
         self._left = self._extra
         self._send_due()
-        self._send(list(islice(self._live_ones(), min(self._blocks_per_step, self._ring.free))))
+        self._send(self._live_ones(min(self._blocks_per_step, self._ring.free)))
 
     @guarded
     def released(self, request: int) -> None:
@@ -243,11 +195,28 @@ class Canary:
 
     def stand_down(self, error: Exception) -> None:
         self.fault = self.fault or described(error)
+        flight.note(flight.CANARY_STOOD_DOWN, self._report.steps, text=self.fault)
         log.error(
             "the canary stands down: it no longer sees whether cached KV changes. The server goes on", error=error
         )
 
+    def attested(self) -> dict[str, Any]:
+        """For `status`. Nothing in it changes with every step."""
+        found = self.report()
+        shown = [{**asdict(each), "text": sentence(each)} for each in found.findings[:FINDINGS_ATTESTED]]
+        return {"state": found.state, "counts": found.counts, "findings": shown}
+
+    def count(self) -> None:
+        """Add to the counters what happened since the last call."""
+        found = self.report()
+        now = (sum(found.blocks_compared.values()), found.missed, *(found.counts.get(kind, 0) for kind in KINDS))
+        for counter, value, before in zip(COUNTED, now, self._counted, strict=True):
+            counter.add(value - before)
+        self._counted = now
+        counters.canary_observes.put(self.fault is None and not self._closed)
+
     def close(self) -> None:
+        self._closed = True
         try:
             if hasattr(self, "_ring"):  # it may have stood down before it had one
                 self._ring.close()
@@ -256,16 +225,10 @@ class Canary:
 
     # ---- looks ----
 
-    def _live_ones(self) -> Iterator[BlockLook]:
-        """All blocks round by round, each round in an order of its own: nothing in step with it escapes for ever."""
-        if not self._round:
-            self._round = self.books.compared()
-            self._random.shuffle(self._round)
-        while self._round:
-            slot = self._round.pop()
-            fill = self.books.primary[slot]
-            if fill.digests is not None:
-                yield BlockLook(slot, fill, "live")
+    def _live_ones(self, count: int) -> list[BlockLook]:
+        primary = self.books.primary
+        slots = self._rounds.draw(count, lambda slot: primary[slot].digests is not None)
+        return [BlockLook(slot, primary[slot], "live") for slot in slots]
 
     def _add(self, looks: Iterable[BlockLook]) -> None:
         for look in looks:
@@ -292,6 +255,7 @@ class Canary:
     def _read(self) -> None:
         for look, digests, step in self._ring.arrived():
             fill = look.fill
+            self._rounds.add(look.slot)
             if fill.digests is None:
                 fill.digests, fill.right_at = digests, step
                 self._report.blocks_taken += 1
@@ -323,6 +287,7 @@ class Canary:
             tuple(dict.fromkeys(between))[:WRITERS_MAX], self._fixes_off, fitting,
         )  # fmt: skip
         self._counts[kind] += 1
+        flight.note(flight.CANARY_SPOKE, slot, fill.filler, reader, step, text=f"{kind}, {occasion}")
         if len(self._report.findings) < FINDINGS_MAX:
             self._report.findings.append(finding)
         if (kind, occasion) not in self._said:

@@ -42,7 +42,8 @@ class Write(NamedTuple):
     """One request's part of a step that has been enqueued."""
 
     request: int
-    slots: Sequence[int]  # of its blocks, from that of the first written position on
+    # Of its blocks, from that of the first written position on; None: all of them are known.
+    slots: Sequence[int] | None
     begin: int  # the first position that the step writes
     end: int  # the one behind the last
     accepted: int  # positions below are kept for certain: less than `end` where drafts may be rewound
@@ -73,9 +74,8 @@ class FillBooks:
         """Whether the slot still has that fill."""
         return self.primary.get(look.slot) is look.fill
 
-    def compared(self) -> list[int]:
-        """The slots whose blocks can be compared now."""
-        return [slot for slot, fill in self.primary.items() if fill.digests is not None]
+    def slots_of(self, request: int) -> Sequence[int]:
+        return self._live[request].slots
 
     def moved(self, kind: MoveKind, source: int, target: int, tokens: int) -> Iterator[BlockLook]:
         """A copy of the leading tokens of a block has been enqueued."""
@@ -105,14 +105,21 @@ class FillBooks:
             elif fill.complete:
                 yield BlockLook(slot, fill, "reused", request)
 
+    def grown(self, request: int, slots: Sequence[int]) -> None:
+        """A request has got further blocks, which a step or a load will write."""
+        for slot in slots:
+            self.primary[slot] = Fill(request)
+        self._live[request].slots.extend(slots)
+
     def written(self, write: Write) -> Iterator[BlockLook]:
         """A step that writes these positions has been enqueued."""
         sequence = self._live.setdefault(write.request, _Sequence([]))
         first = write.begin // self._tokens_per_block
-        for slot, known in zip_longest(write.slots, sequence.slots[first:]):
-            if slot not in (known, None):
-                self.primary[slot] = Fill(write.request)
-        sequence.slots[first:] = write.slots
+        if write.slots is not None:
+            for slot, known in zip_longest(write.slots, sequence.slots[first:]):
+                if slot not in (known, None):
+                    self.primary[slot] = Fill(write.request)
+            sequence.slots[first:] = write.slots
         self._fill(write.request, sequence, max(0, write.begin - self._lookahead), write.end)
         yield from self._completed(write.request, sequence, write.accepted)
 

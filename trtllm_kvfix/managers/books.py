@@ -8,7 +8,7 @@ change: upstream goes through the whole batch and asks each request whether it i
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from trtllm_kvfix.managers.copies import BookedCopies
 from trtllm_kvfix.managers.layout import CacheLayout, Window
 from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.managers.watched import WatchedCache
 
 Arriving = tuple[int, int, Any, bool]  # id, tokens, the request, whether it is a dummy
 Table = npt.NDArray[np.int32]
@@ -35,7 +38,7 @@ class LiveSequence:
 
     __slots__ = (
         "_chunk_ends", "_position", "computed", "is_dummy", "is_private", "length", "most", "names", "prompt",
-        "prompt_length", "request", "request_id",
+        "prompt_length", "request", "request_id", "reused",
     )  # fmt: skip
 
     def __init__(self, request: Any, prompt: Prompt, reused: int, length: int, *, is_dummy: bool) -> None:
@@ -44,6 +47,7 @@ class LiveSequence:
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
         self.length = length  # positions reserved
+        self.reused = reused  # leading positions that were in the cache when it came
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may reach
         self.is_private = prompt.is_private
@@ -93,16 +97,20 @@ class LiveSequence:
         """
         return self.computed if self.computed < self.prompt_length else max(self.computed, self.length - 1)
 
-    def known_at_end(self, request: Any) -> tuple[list[int] | None, int]:
-        """The tokens to keep (None if the prompt has all of them), and how many positions are computed.
+    def filled(self, request: Any) -> int:
+        """Leading positions whose values are in the cache, as far as is known.
 
         A token was sampled from a step that had computed every position before it. The last one itself may not have
         gone through the model.
         """
         tokens: int = request.get_num_tokens(0)
-        if tokens <= self.prompt_length:
+        return self.computed if tokens <= self.prompt_length else min(tokens - 1, self.length)
+
+    def known_at_end(self, request: Any) -> tuple[list[int] | None, int]:
+        """The tokens to keep (None if the prompt has all of them), and how many positions are computed."""
+        if request.get_num_tokens(0) <= self.prompt_length:
             return None, self.computed
-        done = min(tokens - 1, self.length)
+        done = self.filled(request)
         return (request.get_tokens(0)[:done] if done > self.prompt_length else None), done
 
 
@@ -250,6 +258,7 @@ class Books:
         self._chunk, self._ahead = layout.chunk, layout.ahead
         self._next_chunks: dict[int, int] = {}  # positions of prompts, to be reserved with the growth of the others
         self.config = core.config
+        self.watch: WatchedCache | None = None
 
     # ---- upstream's calls ----
 
@@ -291,6 +300,8 @@ class Books:
     def rewind(self, request_id: int, count: int) -> None:
         self.settle()
         self.core.rewind_kv_cache(request_id, count)
+        if self.watch is not None:
+            self.watch.rewound(request_id)
         self.live[request_id].length -= count
 
     def remove(self, request_id: int, request: Any) -> None:
@@ -302,6 +313,8 @@ class Books:
         self.dummies.discard(request_id)
         if sequence is None:
             return
+        if self.watch is not None:
+            self.watch.removed(sequence)
         if request is None or sequence.is_private or request.is_dummy_request:
             self.core.remove_sequence(request_id, store=False)
         else:
@@ -324,6 +337,8 @@ class Books:
     def begin_iteration(self) -> None:
         """Settle all earlier notes, and note the chunks that were enqueued since."""
         self.end_copies()
+        if self.watch is not None:
+            self.watch.begin_iteration()
         self._clock.step()
         for request_id, sequence in list(self._in_prompt.items()):
             sequence.look()
@@ -336,18 +351,26 @@ class Books:
         """Admit all noted requests, then grow the others. Nothing else queues copies."""
         if not (self.arriving or self.growing or self._next_chunks):
             return
-        if self.arriving:
-            self._admit()
+        came = self._admit() if self.arriving else {}
+        grown: Mapping[int, int] = {}
         if self.growing or self._next_chunks:
-            self._reserve()
+            try:
+                grown = self._reserve()
+            except Exception as error:
+                if self.watch is not None:
+                    self.watch.stand_down(error)  # of slots that have new owners it would not hear
+                raise
         self.slots.moved()
         self._copies.submit()
+        if self.watch is not None:
+            self.watch.admitted(list(came.values()))
+            self.watch.grown(self.live, grown)
 
     def end_copies(self) -> None:
         self._copies.submit()  # copies that a batch queued before it failed
         self._copies.end()
 
-    def _admit(self) -> None:
+    def _admit(self) -> Mapping[int, LiveSequence]:
         arriving = self.arriving[:]
         del self.arriving[: len(arriving)]  # others may be appending
         try:
@@ -378,6 +401,7 @@ class Books:
                 sequence.begin_at(begin)
             if begin:
                 tell_reuse(sequence.request, begin, sequence.prompt_length, self._tokens_per_block)
+        return came
 
     def _fill(self, dummy: LiveSequence) -> None:
         """Reserve the whole prompt of a dummy, as if it were computed meanwhile: it stands for one that has been."""
@@ -387,7 +411,7 @@ class Books:
             dummy.computed = dummy.length
             dummy.length += count
 
-    def _reserve(self) -> None:
+    def _reserve(self) -> Mapping[int, int]:
         ids = self.growing[:]
         del self.growing[: len(ids)]  # others may be appending
         counts: dict[int, int] = dict.fromkeys(ids, 1)
@@ -402,6 +426,7 @@ class Books:
             # Slots that this iteration's copies hold come free when these have ended: at the same moment on every rank.
             self.end_copies()
             self._grow(counts)
+        return counts
 
     def _grow(self, counts: Mapping[int, int]) -> None:
         live = self.live

@@ -136,10 +136,16 @@ ALL = (
 WAY_OUT = "docs/native-manager.md lists what it serves; with `kvfix.manager: upstream` this engine starts"
 
 
+UNWATCHED = (
+    "kvfix.canary: observe: TensorRT-LLM's own managers are not watched yet, only `kvfix.manager: native` is; "
+    "docs/canary.md says why. With `kvfix.canary: off` this engine starts"
+)
+
+
 def objection(settings: Settings, executor: Any) -> str:
     """Return the reason why this engine must not start. Empty if it may."""
     if settings.manager != "native":
-        return ""
+        return "" if settings.canary == "off" else UNWATCHED
     return next((f"{SETTING}: {reason}. {WAY_OUT}" for reason in _reasons(executor)), "")
 
 

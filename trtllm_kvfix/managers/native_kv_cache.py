@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from trtllm_kvfix import settings
+from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import reports, tensors
 from trtllm_kvfix.managers.between_ranks import Clock, RankComparison, next_serial
@@ -23,6 +24,7 @@ from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Prefix, Questions
 from trtllm_kvfix.managers.reports import FIRST_HALF, KVCacheEvent
+from trtllm_kvfix.managers.watched import watched
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, TransferItem, block_hashes
 from trtllm_kvfix.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
@@ -73,7 +75,8 @@ class NativeKvCache:
     def __init__(self, **given: Any) -> None:
         """Raises NotServed, which names the keyword."""
         self.layout = layout_of(given)
-        self._make(self.layout, ranks_here(settings.load().agreement_timeout_s))
+        self._settings = settings.load()
+        self._make(self.layout, ranks_here(self._settings.agreement_timeout_s))
 
     def _make(self, layout: CacheLayout, ranks: Ranks) -> None:
         """Called on every rank. Only one rank shows events, but all keep books with events."""
@@ -116,6 +119,10 @@ class NativeKvCache:
         self._copies = BookedCopies(self.core, device, self._memory, self.layout.stream)
         serial = next_serial()
         self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
+        self._watch = watched(device, self.layout, self._books.slots, self._memory.pointers(), self._settings)
+        if self._watch is not None:
+            self._books.watch = self._watch
+            self._copies.on_submit = self._watch.moved
         self._questions = Questions(self._books, self.layout)
         self._comparison = RankComparison(self.core, serial)
         if self.layout.events is not None:
@@ -128,12 +135,19 @@ class NativeKvCache:
         """Call this with the copies between slots, whenever some are submitted. It may raise nothing."""
         self._copies.on_submit = on_submit
 
+    @property
+    def canary(self) -> Canary | None:
+        """The one that `kvfix.canary` asks for."""
+        return None if self._watch is None else self._watch.canary
+
     @locked
     def release_pools(self) -> None:
         """Upstream may ask twice."""
         if self._has_pools:
             self._has_pools = False
             self._copies.close()
+            if self._watch is not None:
+                self._watch.close()
             self._memory.release()
 
     def get_block_pool_pointers(self) -> Any:

@@ -96,6 +96,11 @@ impossible_block_counts = Counter(
 stores_held_back = Counter(
     "stores_held_back", "Times that a prompt was not offered for reuse because a part of it had not been computed"
 )
+canary_observes = Counter("canary_observes", "1: a canary looks at this rank's blocks, 0: none does", "gauge")
+canary_compared_blocks = Counter("canary_compared_blocks", "Cached blocks that the canary compared with what they were")
+canary_missed_looks = Counter("canary_missed_looks", "Looks of the canary that were due and came too late or never")
+canary_changed_blocks = Counter("canary_changed_blocks", "Complete blocks that the canary saw changed")
+canary_unfilled_blocks = Counter("canary_unfilled_blocks", "Reused blocks that the canary saw nobody fill to the end")
 pins = Counter("pins", "Calls that pinned blocks and were serialised with the executor")
 unpins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
 lock_waits = Counter("lock_waits", "Serialised calls that waited for another thread")

@@ -42,6 +42,8 @@ HELD_BACK = Kind(9, "store held back", ("request_id", "tokens_left"))
 STORED = Kind(10, "blocks stored", ("blocks",))
 LOADED = Kind(11, "blocks loaded", ("blocks",))
 TRANSFER_FAILED = Kind(12, "transfer failed", ("blocks",))  # text: the direction
+CANARY_SPOKE = Kind(13, "canary spoke", ("slot", "filler", "reader", "step"))  # text: kind and occasion
+CANARY_STOOD_DOWN = Kind(14, "canary stood down", ("step",))  # text: the fault
 
 KINDS = {value.number: value for value in list(globals().values()) if isinstance(value, Kind)}
 

@@ -5,6 +5,7 @@ Jobs are known by their numbers.
 Each direction has a lane, by DMA or by the copy kernel, whichever was faster when the host pool was made.
 """
 
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
@@ -216,18 +217,19 @@ class Digests:
 
     def __init__(self, pool: HostPool, verify: Literal["off", "sample", "all"]) -> None:
         self._pool = pool
+        self._key = secrets.randbits(64)
         self._every = {"off": 0, "sample": SAMPLE, "all": 1}[verify]
         self._of_slot: dict[int, int] = {}
 
     def note(self, slots: Sequence[int]) -> None:
         """Take the digests of slots that have just been filled."""
         chosen = self._chosen(slots)
-        self._of_slot.update(zip(chosen, self._pool.digests(chosen), strict=True))
+        self._of_slot.update(zip(chosen, self._pool.digests(chosen, self._key), strict=True))
 
     def differing(self, slots: Sequence[int]) -> tuple[int, ...]:
         """Return those of the slots just read whose contents have changed since they were filled."""
         known = [slot for slot in self._chosen(slots) if slot in self._of_slot]
-        found = self._pool.digests(known)
+        found = self._pool.digests(known, self._key)
         return tuple(slot for slot, one in zip(known, found, strict=True) if one != self._of_slot[slot])
 
     def _chosen(self, slots: Sequence[int]) -> list[int]:

@@ -43,13 +43,16 @@ class Activation:
         registry: Registry,
         others: Sequence[Replacing],
         objection: Callable[[Settings, Any], str] = lambda _settings, _executor: "",
+        canaries: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
-        """objection: looks at an engine that is about to start, and says why it must not, or nothing."""
+        """objection: looks at an engine that is about to start, and says why it must not, or nothing. canaries: what
+        those of this process attest."""
         self.engines: Living[Any] = Living()  # upstream's executors that have started here
         self.registry = registry
         registry.live = self._live
         self.children = ChildEnvironment()
         self.objection = objection
+        self._canaries = canaries
         self.settings = Settings()
         self.on = False
         self.job = ""  # the same in every process of one start
@@ -141,6 +144,7 @@ class Activation:
             started=self.started,
             aliases=self._aliases,
             manager=self.settings.manager,
+            canaries=self._canaries(),
             refusal=refusal,
         )
 

@@ -13,7 +13,7 @@ from trtllm_kvfix.overlay.registry import Statuses
 from trtllm_kvfix.overlay.releases import distribution_version
 from trtllm_kvfix.overlay.upstream import Upstream
 
-FORMAT = 6
+FORMAT = 7
 SUFFIX = ".json"
 
 
@@ -40,6 +40,7 @@ class Attestation:
     displaced: dict[str, str]  # attribute of either: what upstream's calls come to instead
     aliases: list[str]
     prologue_trim: str  # one of the modes of upstream's step-prologue trim; "" where the build has none
+    canaries: list[dict[str, Any]]  # state and findings of those that look at this process's caches
     refusal: str  # why this rank must not start, or nothing
     faults: dict[str, int]  # id: failures of its own code so far, where there were any
     first_errors: dict[str, str]
@@ -55,6 +56,7 @@ class Attestation:
         started: bool,
         aliases: list[str],
         manager: str,
+        canaries: list[dict[str, Any]],
         enabled: bool = True,
         refusal: str = "",
     ) -> "Attestation":
@@ -74,6 +76,7 @@ class Attestation:
             aliases=aliases,
             manager=manager,
             enabled=enabled,
+            canaries=canaries,
             other_seams=report.others,
             displaced=report.displaced,
             prologue_trim=prologue_trim.mode(Upstream()),

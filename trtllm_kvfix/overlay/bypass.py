@@ -160,6 +160,7 @@ def _attest(settings: Settings, rank: int, size: int) -> None:
         world_size=size,
         started=True,
         aliases=[],
+        canaries=[],
         manager="upstream",
         enabled=False,
     )

@@ -110,6 +110,7 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     type=click.Choice(["upstream", "native"]),
     help="Which block manager serves: see docs/native-manager.md.",
 )
+@click.option("--canary", is_flag=True, help="Say when a cached block has changed; needs --manager native so far.")
 @click.option(
     "--strict",
     is_flag=True,
@@ -125,6 +126,7 @@ def run(
     force: bool,
     dry_run: bool,
     manager: str | None,
+    canary: bool,
     strict: bool,
     metrics_port: int | None,
     command: tuple[str, ...],
@@ -143,7 +145,7 @@ def run(
     if switched_off(environ):
         start_without(command, environ, said, dry_run=dry_run)
         return
-    settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
+    settings = load(config, environ, options=_from_options(fixes, force, manager, canary, metrics_port))
     if not settings.enabled:
         start_without(command, environ, said, dry_run=dry_run)
         return
@@ -231,7 +233,7 @@ def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def _from_options(
-    fixes: Sequence[str], force: bool, manager: str | None, metrics_port: int | None
+    fixes: Sequence[str], force: bool, manager: str | None, canary: bool, metrics_port: int | None
 ) -> dict[str, tuple[str, str]]:
     """Return, for each variable, its option as errors name it, and its value."""
     given = {}
@@ -248,6 +250,8 @@ def _from_options(
         given[variable_of(("force",))] = ("--force", "true")
     if manager is not None:
         given[variable_of(("manager",))] = ("--manager", manager)
+    if canary:
+        given[variable_of(("canary",))] = ("--canary", "observe")
     if metrics_port is not None:
         given[variable_of(("metrics_port",))] = ("--metrics-port", str(metrics_port))
     return given

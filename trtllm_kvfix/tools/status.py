@@ -84,8 +84,18 @@ def rank(entry: Mapping[str, Any]) -> Iterator[str]:
     for fix_id, count in entry["faults"].items():
         first = entry["first_errors"].get(fix_id)
         yield from wrapped(f"{fix_id} had {number_of(count, 'fault')}, the first: {first}", 2)
+    for canary in entry["canaries"]:
+        yield from wrapped(f"canary: {heard(canary)}", 2)
     for alias in entry["aliases"]:
         yield from wrapped(f"alias, which still calls the original: {alias}", 2)
+
+
+def heard(canary: Mapping[str, Any]) -> str:
+    """What the canary of a rank has said."""
+    if not canary["findings"]:
+        return f"{canary['state']}, no finding"
+    count = number_of(sum(canary["counts"].values()), "finding")
+    return f"{canary['state']}, {count}, the first: {canary['findings'][0]['text']}"
 
 
 def legend(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:

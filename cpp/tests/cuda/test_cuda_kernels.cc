@@ -20,7 +20,7 @@ class CudaKernels : public CudaTest {
 TEST_F(CudaKernels, AreAllLoadedBeforeAnyIsLaunched) {
     const Kernels kernels(context_);
     EXPECT_EQ(kernels.loaded(), !embedded_kernels().empty());
-    EXPECT_EQ(std::ranges::count(state().calls, "cuModuleGetFunction"), kernels.loaded() ? 5 : 0);
+    EXPECT_EQ(std::ranges::count(state().calls, "cuModuleGetFunction"), kernels.loaded() ? 6 : 0);
 }
 
 TEST_F(CudaKernels, NoneForThisGpuIsNoError) {

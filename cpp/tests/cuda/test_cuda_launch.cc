@@ -36,7 +36,12 @@ FillWords words(std::uint64_t count) {
     return call;
 }
 
+DigestBlocks digests(std::uint32_t count, std::uint32_t layers, std::uint32_t parts) {
+    return {nullptr, nullptr, count, layers, parts, 4096, 0};
+}
+
 TEST(CudaLaunch, NoWorkIsNotStarted) {
+    EXPECT_TRUE(shape_of(digests(0, 4, 1)).empty());
     EXPECT_TRUE(shape_of(rows(0, 4, 4)).empty());
     EXPECT_TRUE(shape_of(rows(2, 0, 4)).empty());
     EXPECT_TRUE(shape_of(rows(2, 4, 0)).empty());
@@ -59,6 +64,11 @@ TEST(CudaLaunch, HugeWorkStaysWithinTheLimitsOfAGpu) {
         EXPECT_LE(shape.blocks_y, 0xFFFFU);
         EXPECT_LE(shape.threads, 1024U);
     }
+}
+
+TEST(CudaLaunch, ASumGetsAThreadBlockWhileThereIsRoom) {
+    EXPECT_EQ(shape_of(digests(2, 3, 4)), (LaunchShape{24, 1, 256}));
+    EXPECT_EQ(shape_of(digests(1 << 20, 1 << 10, 4)), (LaunchShape{8 * kMultiprocessors, 1, 256}));
 }
 
 TEST(CudaLaunch, CopyingBlocksTakesTheMultiprocessorsThatItMayAndNoMore) {

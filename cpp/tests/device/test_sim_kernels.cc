@@ -41,6 +41,9 @@ TEST_F(SimKernelTest, BadArgumentsAreRefusedAtTheLaunch) {
     gather.table_row_stride = 9;
     EXPECT_CONTAINS(launch_error(gather), "table_row_stride is 9, not two planes of one size");
     EXPECT_CONTAINS(launch_error(CopyBlocks{nullptr, 0, 24}), "CopyBlocks: bytes is 24, not a multiple of 16");
+    EXPECT_CONTAINS(launch_error(DigestBlocks{nullptr, nullptr, 1, 1, 1, 24, 0}),
+                    "layer_bytes is 24, not a multiple of 16");
+    EXPECT_CONTAINS(launch_error(DigestBlocks{nullptr, nullptr, 1, 1, 0, 16, 0}), "DigestBlocks: parts is 0");
     device.synchronize(stream);
 }
 
@@ -78,6 +81,12 @@ TEST_F(SimKernelTest, BlocksMustBeTheDevicesAndAligned) {
     EXPECT_CONTAINS(run_error(CopyBlocks{pairs, 1, 128}), "source block: 128 bytes");
     *pairs = {address_of(pairs) + 16, address_of(table.data())};
     EXPECT_CONTAINS(run_error(CopyBlocks{pairs, 1, 16}), "destination block: 16 bytes");
+    auto* words = static_cast<std::uint64_t*>(device.map_pinned(2 * sizeof(std::uint64_t)));
+    words[0] = address_of(table.data()) + 8;
+    EXPECT_CONTAINS(run_error(DigestBlocks{words, words + 1, 1, 1, 1, 16, 0}), "is not 16-byte aligned");
+    words[0] = address_of(table.data());
+    EXPECT_CONTAINS(run_error(DigestBlocks{words, words + 1, 1, 1, 1, 128, 0}), "digested block: 128 bytes");
+    EXPECT_CONTAINS(run_error(DigestBlocks{words, words + 1, 1, 1, 1024, 16, 0}), "sums: 8192 bytes");
 }
 
 }  // namespace

@@ -147,6 +147,30 @@ bool copy_blocks(const std::shared_ptr<Device>& device, Random& random, StreamHa
                   [&](CopyBlocks& moved) { moved.pairs = second.on_device(); });
 }
 
+bool digest(const std::shared_ptr<Device>& device, Random& random, StreamHandle stream) {
+    const std::uint64_t layer_bytes =
+        16 * std::uint64_t{random.below(4) == 0 ? random.between(1, 8) : random.between(1, 9000)};
+    const std::uint32_t layers = random.between(1, 8);
+    const std::uint32_t blocks = random.between(1, 20);
+    const std::uint32_t parts = random.between(1, 9);
+    Twin<std::int32_t> memory(device, random.pages(blocks * layers * layer_bytes / sizeof(std::int32_t)));
+    Twin<std::uint64_t> sums(device, std::vector<std::uint64_t>(std::size_t{blocks} * layers * parts, 5));
+    std::vector<std::uint64_t> for_reference;
+    std::vector<std::uint64_t> for_kernel;
+    for (std::uint32_t block = 0; block < blocks; ++block) {
+        const std::uint64_t begin = (blocks - 1 - block) * layers * layer_bytes;
+        for_reference.push_back(reinterpret_cast<std::uintptr_t>(memory.host()) + begin);
+        for_kernel.push_back(memory.address() + begin);
+    }
+    Twin<std::uint64_t> addresses(device, for_kernel);
+    const DigestBlocks call{for_reference.data(),           sums.host(), blocks, layers, parts, layer_bytes,
+                            random.below(1 << 30) * 7919ULL};
+    return agrees(*device, stream, call, sums, [&](DigestBlocks& moved) {
+        moved.blocks = addresses.on_device();
+        moved.sums = sums.on_device();
+    });
+}
+
 bool fill(const std::shared_ptr<Device>& device, Random& random, StreamHandle stream) {
     const std::uint32_t size = random.between(1, 1 << 20);
     Twin<std::uint32_t> words(device, std::vector<std::uint32_t>(size, 5), random.below(4));
@@ -159,11 +183,9 @@ struct Kind {
     const char* name;
     bool (*check)(const std::shared_ptr<Device>&, Random&, StreamHandle);
 };
-constexpr Kind kKinds[] = {{"ExpandRows", expand},
-                           {"GatherHostRows", gather_host},
-                           {"GatherDeviceRows", gather_device},
-                           {"CopyBlocks", copy_blocks},
-                           {"FillWords", fill}};
+constexpr Kind kKinds[] = {
+    {"ExpandRows", expand},      {"GatherHostRows", gather_host}, {"GatherDeviceRows", gather_device},
+    {"CopyBlocks", copy_blocks}, {"DigestBlocks", digest},        {"FillWords", fill}};
 
 }  // namespace
 
@@ -198,6 +220,8 @@ void check_first_launches(Checks& checks) {
     device.launch(GatherHostRows{to, ints + 64, 16, 8, ints + 128, 1, 1, 8, {}}, stream.handle);
     device.launch(GatherDeviceRows{to, ints + 64, 16, 16, words + 128, 1, 1, 8, 2, {}}, stream.handle);
     device.launch(CopyBlocks{pairs, 1, 4096}, stream.handle);
+    device.launch(DigestBlocks{&pairs->src, reinterpret_cast<std::uint64_t*>(words + 256), 1, 1, 1, 512, 1},
+                  stream.handle);
     device.record(event, stream.handle);
     checks.expect(!device.done(event), "kernels behind a closed gate are pending");
     device.open_gate(gate);

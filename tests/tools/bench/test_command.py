@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from trtllm_kvfix.canary import canary
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.engine.config import HAZARDS
+from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.bench.runs import SMALL, ways
 
 
@@ -27,6 +29,23 @@ def test_every_fix_manager_and_tier_has_its_way() -> None:
     assert {config.tier for config in found} == {"native", "connector"}
     assert {config.overlap for config in found} == {config.graphs for config in found} == {True, False}
     assert len(set(found)) == len(found)
+
+
+def test_with_a_canary_there_is_one_way_more() -> None:
+    report = json.loads(run("--canary", "--json").stdout)
+    names = [arm["name"] for arm in report["arms"]]
+    assert names[:2] == ["all fixes", "all fixes, a canary"]
+    assert report["arms"][0]["tokens_computed"] == report["arms"][1]["tokens_computed"]
+
+
+def test_a_canary_that_has_stood_down_is_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise DeviceError("cannot pin")
+
+    monkeypatch.setattr(canary, "Ring", refuse)
+    result = run("--canary")
+    assert result.exit_code == 1
+    assert "the canary stood down in step 0: DeviceError: cannot pin, and found {}: this run does not" in result.output
 
 
 def test_json_has_the_numbers_of_every_way() -> None:

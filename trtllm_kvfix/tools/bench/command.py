@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from trtllm_kvfix import __version__, usage
+from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
@@ -43,6 +44,12 @@ REQUESTS = {"small": 64, "large": 160}
 @click.option("--rate", type=usage.Real(min=0.001), help="Requests a second, on average.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each configuration.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated load.")
+@click.option(
+    "--canary",
+    "has_canary",
+    is_flag=True,
+    help=f"Run with all fixes once more, beside a canary that looks at {BLOCKS_PER_STEP} blocks in each step.",
+)
 @usage.json_option
 @usage.file_option("plot", "Draw it: .png or .svg.")
 def bench(
@@ -54,6 +61,7 @@ def bench(
     rate: float | None,
     repeats: int,
     seed: int,
+    has_canary: bool,
     as_json: bool,
     plot_path: Path | None,
 ) -> None:
@@ -78,7 +86,7 @@ def bench(
         arrivals = generated(LOADS[load_name], requests, rate, sizes, seed)
     else:
         arrivals = from_trace(trace, requests, rate, sizes)
-    chosen = ways(size.config, graphs=not simulated)
+    chosen = ways(size.config, graphs=not simulated, canary=has_canary)
     arms = measured(len(chosen) * repeats, partial(execute, chosen, size.model(), arrivals, device_name, repeats))
     report = BenchReport(
         version=__version__,

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP, OBSERVES, Canary
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.tools.bench.arrivals import Arrival
 from trtllm_kvfix.tools.bench.report import WayOutcome
 
@@ -104,12 +106,13 @@ LARGE = SizedModel(
 SIZES = {"small": SMALL, "large": LARGE}
 
 
-def ways(base: EngineConfig, *, graphs: bool) -> list[EngineWay]:
-    """graphs: the device has some, so that doing without them is another way."""
+def ways(base: EngineConfig, *, graphs: bool, canary: bool = False) -> list[EngineWay]:
+    """graphs: the device has some, so that doing without them is another way. canary: a way with one is asked for."""
     v2, one_by_one = replace(base, layout="v2"), replace(base, manager="one-by-one")
     connector = replace(base, tier="connector")
     found = [
         EngineWay("all fixes", base),
+        *([EngineWay("all fixes, a canary", replace(base, canary=BLOCKS_PER_STEP))] if canary else []),
         *(_without(base, fix) for fix in ("staged-offsets-v1", "input-copy-fence", "graph-inputs", "transfer-order")),
         EngineWay("V2 tables, all fixes", v2),
         _without(v2, "staged-offsets-v2", "V2 tables, "),
@@ -163,6 +166,7 @@ def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device:
         computed = engine.scheduler.counts.tokens_computed
         requests = play(engine, arrivals)
         reused = engine.cache.core.get_kv_cache_stats().total.tokens_reused - before
+        refuse_what_was_not_watched(engine.cache.canary)
     finally:
         engine.close()
         machine.close()
@@ -176,6 +180,13 @@ def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device:
         lost=engine.scheduler.counts.reuse_lost,
         preemptions=engine.scheduler.counts.preemptions,
     )
+
+
+def refuse_what_was_not_watched(canary: Canary | None) -> None:
+    """A canary that has stood down costs nothing."""
+    report = None if canary is None else canary.report()
+    if report is not None and (report.state != OBSERVES or report.counts):
+        raise KvfixError(f"the canary {report.state}, and found {report.counts}: this run does not show what it costs")
 
 
 def warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from trtllm_kvfix import __version__, usage
+from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.hazards.hazard import Scene
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.demo.report import DemoReport, Printer, SceneOutcome, page, picture
-from trtllm_kvfix.tools.demo.scenes import CANARY_BLOCKS, choose, play, with_canary
+from trtllm_kvfix.tools.demo.scenes import choose, play, with_canary
 from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write
 
@@ -35,7 +36,7 @@ from trtllm_kvfix.written import check_folder, write
     "--canary",
     "has_canary",
     is_flag=True,
-    help=f"Look for cached blocks that change: {CANARY_BLOCKS} in each step, and those that are reused or freed.",
+    help=f"Look for cached blocks that change: {BLOCKS_PER_STEP} in each step, and those that are reused or freed.",
 )
 @click.option("--seed", type=usage.SEED, default=0, show_default=True, help="Seed of the simulated device.")
 @usage.json_option

@@ -13,6 +13,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
+from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig, check_id
 from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import Machine, open_machine
@@ -314,11 +315,8 @@ def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     return chosen
 
 
-CANARY_BLOCKS = 8  # in each step
-
-
 def with_canary(scene: Scene) -> Scene:
-    return replace(scene, config={**scene.config, "canary": CANARY_BLOCKS})
+    return replace(scene, config={**scene.config, "canary": BLOCKS_PER_STEP})
 
 
 def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
