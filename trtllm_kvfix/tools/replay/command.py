@@ -147,8 +147,7 @@ Examples:
 @click.option(
     "--tokens-per-hash-id",
     type=click.IntRange(1, TOKENS_PER_HASH_ID_MAX),
-    default=TOKENS_PER_HASH_ID,
-    show_default=True,
+    show_default=f"what a recording says, or {TOKENS_PER_HASH_ID}",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines of TRACE out and count them.")
 @click.option("--tokens-per-block", type=click.IntRange(min=1))
@@ -293,7 +292,7 @@ def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
         return _Task(made.workload, _shape(options | brought), 0)
     shape = _shape(options)
     read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])
-    book = TokenBook(read.requests, options["tokens_per_hash_id"])
+    book = TokenBook(read.requests, read.tokens_per_hash_id)
     name = name_of(trace) if trace == STANDARD_INPUT else trace.name
     return _Task(Workload(name, read.requests, book), shape, len(read.lines_bad))
 
