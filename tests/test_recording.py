@@ -26,7 +26,7 @@ from trtllm_kvfix.living import Living
 from trtllm_kvfix.native import BlockManagerConfig
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.registry import Registry
-from trtllm_kvfix.recording import FUSE, HEAD, Begun, EndedRequest, Hashes, RequestRecorder, Recording, line_of
+from trtllm_kvfix.recording import FUSE, HEAD, Begun, EndedRequest, Hashes, Recording, RequestRecorder, line_of
 from trtllm_kvfix.sections import Settings
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import CacheShape, ReplayOutcome
