@@ -231,10 +231,15 @@ def test_requests_that_keep_their_blocks_to_save_them_are_recorded_once(variant:
         registry.install("recording", recorder.replacements(active))
         server.run([server.request(number, [number] * 9, 3) for number in range(6)])
         server.run([server.request(7, [1] * 9, 3)])
+        for number in range(100, 1000):  # until all have been saved
+            if not any(begun.prompt_tokens == 9 for begun in list(recorder._begun.values())):
+                break
+            server.run([server.request(number, [5], 1)])
         assert registry.revert() == []
     assert recorder._recording is not None
     recorder._recording.close()
-    assert [one.input_length for one in read_trace(file).requests] == [9] * 7
+    lengths = [one.input_length for one in read_trace(file).requests]
+    assert [length for length in lengths if length == 9] == [9] * 7
 
 
 def test_warm_up_is_not_recorded(tmp_path: Path) -> None:
