@@ -238,6 +238,7 @@ def test_requests_that_keep_their_blocks_to_save_them_are_recorded_once(variant:
         assert registry.revert() == []
     assert recorder._recording is not None
     recorder._recording.close()
+    assert not recorder._begun
     lengths = [one.input_length for one in read_trace(file).requests]
     assert [length for length in lengths if length == 9] == [9] * 7
 

@@ -289,9 +289,9 @@ class RequestRecorder:
             del self._begun[next(iter(self._begun))]
 
     def _note_ended(self, resource_manager: Any, request: Any) -> None:
-        """One that is paused ends here, too, and begins again: it stays noted."""
-        is_over = request.is_generation_complete_state or getattr(request, "is_context_only_request", False) is True
-        if not is_over:
+        """One that is paused ends here, too, and begins again: it stays noted. One whose blocks were saved has the
+        state of a request whose cache goes to another server."""
+        if request.is_context_init_state or request.is_generation_in_progress_state:
             return
         begun = self._begun.pop((id(resource_manager), request.py_request_id), None)
         if begun is not None and self._recording is not None:
