@@ -2,8 +2,9 @@
 
 import pytest
 
-from trtllm_kvfix.offload.remote.scheduler import FAILURES_MIN, FORGET_S, Worth
+from trtllm_kvfix.offload.remote.scheduler import FAILURES_MIN
 from trtllm_kvfix.offload.scheduler import PAUSE_S_MAX, Pause
+from trtllm_kvfix.offload.worth import FORGET_S, Worth
 
 GB = 10**9
 
