@@ -36,7 +36,7 @@ from trtllm_kvfix.offload.remote.keys import Era, Given, KeyChain, array_of, sta
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
 from trtllm_kvfix.offload.scheduler import LiveRequest, OffloadScheduler, Pause, Shared, opened
 from trtllm_kvfix.offload.switches import Switches
-from trtllm_kvfix.offload.worth import Estimate, Worth, prompt_tokens_of
+from trtllm_kvfix.offload.worth import Estimate, HitClasses, Worth
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
@@ -271,10 +271,10 @@ class RemoteTier:
     """The store behind the host tier, for one scheduler side. Called by the executor's thread alone."""
 
     def __init__(self, shared: Shared) -> None:
-        self._settings, self._tokens_per_block, self._link, self._directions, self._loads = shared
+        self._settings, self._tokens_per_block, self._link, self._directions, self._loads, prefill = shared
         self._remote, self._ledger = self._settings.remote, self._link.ledger
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
-        self.worth = Worth()
+        self.worth, self.hits = Worth(prefill), HitClasses("store")
         self.lookups = Lookups(self._remote.lookup_wait_ms / 1000)
         self.puts = Puts(self._link)
         self.share, self.takes, self.plan_of = self.puts.share, self.puts.takes, self.puts.plan_of
@@ -282,9 +282,7 @@ class RemoteTier:
         self._estimates = 0
         self._era = Era()
 
-    def tick(self, scheduler_output: Any) -> None:
-        if scheduler_output is not None:
-            self.worth.note_step(monotonic(), prompt_tokens_of(scheduler_output))
+    def tick(self) -> None:
         self._give_up()
 
     def forget_weights(self) -> None:
@@ -402,7 +400,8 @@ class RemoteTier:
         waiting = self._ledger.slots_of(FetchJob) * block_bytes
         estimate = self.worth.estimate(monotonic(), nbytes, tokens, waiting)
         counters.offload_remote_bytes_per_s.put(self.worth.bytes_per_s or 0)
-        counters.offload_prefill_tokens_per_s.put(self.worth.tokens_per_s or 0)
+        counters.offload_prefill_tokens_per_s.put(self.worth.prefill.tokens_per_s or 0)
+        self.hits.note(tokens, estimate, is_loaded=estimate.is_worth)
         if not estimate.is_worth:
             counters.offload_remote_not_worth.add()
         if self._estimates % SAID_EVERY == 0:
@@ -415,7 +414,7 @@ class RemoteTier:
             "remote tier: %d tokens are %d bytes, %.3f s to load at %.0f MB/s, and %.3f s to compute at %.0f tokens/s: "
             "%s (one estimate in %d is told)",
             tokens, nbytes, estimate.load_s, (self.worth.bytes_per_s or 0) / 1e6, estimate.compute_s,
-            self.worth.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed", SAID_EVERY,
+            self.worth.prefill.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed", SAID_EVERY,
         )  # fmt: skip
 
     def brings(self, live: LiveRequest, load: PendingLoad) -> bool:
@@ -431,7 +430,7 @@ class RemoteTier:
 
     def _patience_s(self, tokens: int) -> float:
         """How long a request waits for tokens that it could compute."""
-        compute_s = tokens / self.worth.tokens_per_s if self.worth.tokens_per_s else self._patience_s_max
+        compute_s = self.worth.prefill.seconds(tokens) or self._patience_s_max
         return min(max(PATIENCE * compute_s, PATIENCE_S_MIN), self._patience_s_max)
 
     def _fetching(self) -> list[Fetching]:
