@@ -201,7 +201,9 @@ class PolicyTier:
     def step(self, running: Sequence[tuple[int, int]]) -> bool:
         """False if a store was put off. It is tried again in the next iteration."""
         is_stored = True
-        for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
+        if len(running) > 1:
+            running = sorted(running, key=lambda one: one[0] in self._ran)  # the new ones first
+        for index, computed in running:
             self._ran.add(index)
             is_stored &= self._begin_store(self._live[index], computed)
         self._end_transfers()
