@@ -120,8 +120,11 @@ class HitClasses:
             found.load_ms = averaged(found.load_ms, 1000 * estimate.load_s)
             found.compute_ms = averaged(found.compute_ms, 1000 * estimate.compute_s)
 
+    def seen(self) -> list[HitClass]:
+        return [each for each in self._of if each.hits]
+
     def report(self) -> list[dict[str, Any]]:
-        return [asdict(each) for each in self._of if each.hits]
+        return [asdict(each) for each in self.seen()]
 
 
 def averaged(before: float | None, new: float) -> float:

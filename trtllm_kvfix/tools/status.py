@@ -11,6 +11,7 @@ from rich.table import Table
 from trtllm_kvfix.foreign_files import bytes_of
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
+from trtllm_kvfix.offload.worth import HitClass
 from trtllm_kvfix.overlay.attest import live
 from trtllm_kvfix.overlay.fix import STATES
 from trtllm_kvfix.overlay.recheck import EVERY_S
@@ -18,6 +19,7 @@ from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.runtime_files import BYTES_MAX, Owner, folder_of, refuse_unreadable
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
+from trtllm_kvfix.tools.hits import table_of_hits
 from trtllm_kvfix.tools.terminal import terminal, wrapped
 
 SILENT_S = 5 * EVERY_S
@@ -45,8 +47,9 @@ def status(settings: Settings, as_json: bool, dump: bool) -> None:
         click.echo(f"no process of this user runs TensorRT-LLM with the hook (looked in {folder})")
     if tiers:
         terminal().print(table_of_tiers(tiers))
-    if any(tier.get("hits") for tier in tiers):
-        terminal().print(table_of_hits(tiers))
+    hits = [(str(tier["rank"]), HitClass(**each)) for tier in tiers for each in tier.get("hits", ())]
+    if hits:
+        terminal().print(table_of_hits("rank", hits))
     for entry in entries:
         for name, by in entry["displaced"].items():
             click.echo(f"rank {entry['rank']}: {name} is DISPLACED: calls come to {by}")
@@ -117,17 +120,4 @@ def table_of_tiers(tiers: list[dict[str, Any]]) -> Table:
         sizes = (bytes_text(tier[f"{kind}_bytes"]) for kind in ("requested", "mapped", "pinned"))
         counts = (str(tier[name]) for name in ("rank", "pid", "slots"))
         shown.add_row(*counts, *sizes, str(tier["transfers_failed"]), tier["first_error"] or "-")
-    return shown
-
-
-def table_of_hits(tiers: list[dict[str, Any]]) -> Table:
-    """What was decided of hits: the times are averages of the estimates, and the latest count most."""
-    shown = Table(box=None, title="hits by the tokens that they add, and what they would take", title_justify="left")
-    for column in ("rank", "tier", "tokens, up to", "hits", "loaded", "to load", "to compute"):
-        shown.add_column(column, justify="left" if column == "tier" else "right")
-    for tier in tiers:
-        for each in tier.get("hits", ()):
-            limit = "any" if each["tokens_max"] is None else f"{each['tokens_max']:,}"
-            times = ("-" if each[name] is None else f"{each[name]:,.1f} ms" for name in ("load_ms", "compute_ms"))
-            shown.add_row(str(tier["rank"]), each["tier"], limit, f"{each['hits']:,}", f"{each['loaded']:,}", *times)
     return shown

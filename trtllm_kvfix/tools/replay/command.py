@@ -177,6 +177,12 @@ Examples:
 @click.option("--kv-heads", type=click.IntRange(min=1))
 @click.option("--head-dim", type=click.IntRange(min=1))
 @click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
+@click.option(
+    "--prefill-tokens-per-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --host-gb-per-s: compute a hit of the connector's tier that would take longer to load.",
+)
+@click.option("--host-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Speed of loads from the host.")
 @click.option("--compare", is_flag=True, help="Also admit requests one by one, and show both results.")
 @click.option(
     "--compare-policies",
@@ -318,7 +324,24 @@ def _shape(options: dict[str, Any]) -> CacheShape:
         max_num_tokens=options["max_num_tokens"],
         tokens_per_iteration=options["tokens_per_iteration"],
         iteration_ms=options["iteration_ms"],
+        **_speeds(options, bytes_per_block),
     )
+
+
+SPEEDS = ("prefill_tokens_per_s", "host_gb_per_s")
+
+
+def _speeds(options: dict[str, Any], bytes_per_block: int | None) -> dict[str, float]:
+    given = {name: options[name] for name in SPEEDS if options[name] is not None}
+    if not given:
+        return {}
+    if len(given) < len(SPEEDS):
+        raise click.UsageError("--prefill-tokens-per-s and --host-gb-per-s are needed together; one is missing")
+    if bytes_per_block is None:
+        raise click.UsageError("--host-gb-per-s needs the size of a block: --bytes-per-block, or the model's shape")
+    if HostTierKind(options["host_tier"]) is not HostTierKind.CONNECTOR:
+        raise click.UsageError("--host-gb-per-s is about hits of the connector: add --host-tier connector")
+    return given
 
 
 def _bytes_per_block(options: dict[str, Any]) -> int | None:
