@@ -28,6 +28,8 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),
     "runtime_dir": ("elsewhere", "elsewhere"),
+    "record": ("requests.jsonl", "requests.jsonl"),
+    "record_bytes_max": ("2GiB", 2 << 30),
     "kind": ("mooncake", "mooncake"),
     "master": ("there:1", "there:1"),
     "protocol": ("rdma", "rdma"),

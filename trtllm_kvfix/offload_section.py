@@ -71,6 +71,16 @@ def _name(value: object) -> str | None:
     raise ValueError("write a name for these weights alone, or null for what their files are named by")
 
 
+AUTO: Literal["auto"] = "auto"
+
+
+def _min_reuse(value: Any) -> Any:
+    if value == AUTO or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("write a number of blocks from 1 on, or auto")
+
+
+MinReuse: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_min_reuse)]
 SegmentBytes: TypeAlias = Annotated[int, PlainValidator(_optional_bytes)]
 Address: TypeAlias = Annotated[str | None, PlainValidator(_address)]
 Host: TypeAlias = Annotated[str | None, PlainValidator(_host)]
@@ -111,8 +121,8 @@ class OffloadSettings(BaseModel):
 
     host_bytes: Bytes = None
     """Host tier of each rank, in bytes with a unit. Rounded down to whole blocks, and to nothing else."""
-    min_reuse_blocks: int = Field(default=1, ge=1)
-    """A prefix of fewer blocks is computed rather than loaded."""
+    min_reuse_blocks: MinReuse = 1
+    """A prefix of fewer blocks is computed rather than loaded. `auto`: so is one that would take longer to load."""
     admission: Literal["adaptive", "all"] = "adaptive"
     """Blocks that may push others out of a full tier: `all`, or those asked for before, if that finds more."""
     offload_priority_min: int = Field(default=30, ge=0, le=100)

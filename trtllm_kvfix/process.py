@@ -27,13 +27,20 @@ from trtllm_kvfix.overlay import (
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.hook_loss import PATH
 from trtllm_kvfix.overlay.registry import here
-from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
+from trtllm_kvfix.recording import recorder
+from trtllm_kvfix.settings import ENV_ENABLED, Settings, as_variables, environment, export, load
+
+
+def objection(settings: Settings, executor: Any) -> str:
+    """Why an engine must not start, or nothing."""
+    return constructors.objection(settings, executor) or recorder.objection(settings, executor)
+
 
 here.fixes = ALL
 active = Activation(
     here,
-    (server_config, start_gate, server_end, child_environment, block_counts, *constructors.ALL),
-    constructors.objection,
+    (server_config, start_gate, server_end, child_environment, block_counts, recorder, *constructors.ALL),
+    objection,
     here_canaries.attested,
 )
 

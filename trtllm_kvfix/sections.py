@@ -40,10 +40,19 @@ def _staging_mode(value: Any) -> Any:
     return value
 
 
+def _file_bytes(value: object) -> int:
+    wanted = "bytes with a unit such as 1GiB"
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"write {wanted}")
+    size = parse_size(value, wanted)
+    return int(size.number * (size.unit_bytes or 1))
+
+
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
 CanaryChoice: TypeAlias = Annotated[CanaryWord, BeforeValidator(lambda value: "off" if value is False else value)]
 Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
+FileBytes: TypeAlias = Annotated[int, PlainValidator(_file_bytes)]
 StagingMode: TypeAlias = Annotated[Literal["auto", "snapshot", "early_copy"], BeforeValidator(_staging_mode)]
 
 
@@ -141,6 +150,10 @@ class Settings(Section):
     """Longest wait of a rank for the others: before an engine starts, and when ranks of the offload connector meet."""
     runtime_dir: str | None = None
     """Folder for attestations. None: a folder of this user below the temporary one."""
+    record: str | None = None
+    """File to which the requests are recorded for `trtllm-kvfix replay`. None: nothing is recorded."""
+    record_bytes_max: FileBytes = 1 << 30
+    """The recording ends at this size, in bytes or with a unit such as `1GiB`."""
     replay: ReplaySettings = ReplaySettings()
     """Defaults of `trtllm-kvfix replay`."""
     offload: OffloadSettings = OffloadSettings()

@@ -18,6 +18,10 @@ class RecentKeys {
   public:
     explicit RecentKeys(std::uint32_t keys) : keys_(std::max(keys, 1U)), young_(places(keys_)), old_(places(keys_)) {}
 
+    void prefetch(std::uint64_t key) const {
+        __builtin_prefetch(&young_[home(young_, key)]);
+        __builtin_prefetch(&old_[home(old_, key)]);
+    }
     bool contains(std::uint64_t key) const { return has(young_, key) || has(old_, key); }
 
     void note(std::uint64_t key) {
@@ -41,9 +45,13 @@ class RecentKeys {
 
     static bool has(const Tags& tags, std::uint64_t key) { return tags[find(tags, key)] != 0; }
 
+    static std::size_t home(const Tags& tags, std::uint64_t key) {
+        return (IndexHash::scattered(key) >> 32) * tags.size() >> 32;
+    }
+
     // The place where the key is, or where it would go.
     static std::size_t find(const Tags& tags, std::uint64_t key) {
-        std::size_t at = (IndexHash::scattered(key) >> 32) * tags.size() >> 32;
+        std::size_t at = home(tags, key);
         while (tags[at] != 0 && tags[at] != tag(key)) {
             KVFIX_STEP();
             at = at + 1 == tags.size() ? 0 : at + 1;

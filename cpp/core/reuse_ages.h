@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <unordered_map>
@@ -18,6 +19,13 @@ namespace kvfix {
 
 using BlockKind = std::uint8_t;
 inline constexpr std::uint32_t kBlockKinds = 6;
+
+// Of the blocks that may go, the least goes first: the one that is worth least, then the one that has waited longest.
+struct Going {
+    std::uint64_t worth = 0;
+    std::uint64_t asked_at = 0;
+    auto operator<=>(const Going&) const = default;
+};
 
 class ReuseAges {
   public:
@@ -28,9 +36,11 @@ class ReuseAges {
     void learn(std::uint64_t now);
 
     std::uint64_t worth(BlockKind kind, std::uint64_t age) const { return worth_[kind][bucket(age)]; }
-    // The least that a block of this age has been worth since it was asked for. So of blocks of one kind, the one that
-    // has waited for the longest goes first.
-    std::uint64_t least_worth(BlockKind kind, std::uint64_t age) const { return least_worth_[kind][bucket(age)]; }
+    // By the least that the block has been worth since it was asked for. So of blocks of one kind, the one that has
+    // waited for the longest goes first.
+    Going going(BlockKind kind, std::uint64_t asked_at, std::uint64_t now) const {
+        return {least_worth_[kind][bucket(now - asked_at)], asked_at};
+    }
 
   private:
     static constexpr std::uint32_t kBuckets = 38;  // four for each doubling of the age

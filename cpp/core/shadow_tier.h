@@ -1,90 +1,139 @@
-// The keys that a tier would have if it took blocks by some rule, and how often they would be found there. It makes room
-// as the tier does (`TierBlocks`), but knows no prefixes.
+// The keys that tiers would have if they took blocks by some rule each, and how often they would be found there. They
+// make room as the tier does (`TierBlocks`), but know no prefixes.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <list>
 #include <unordered_map>
 
 #include "core/reuse_ages.h"
 
 namespace kvfix {
 
-class ShadowTier {
+// One tier for each rule, of so many slots. All are asked about the same blocks, so they share a table.
+template <std::size_t Rules>
+class ShadowTiers {
   public:
-    explicit ShadowTier(std::uint32_t slots) : slots_(slots == 0 ? 1 : slots) {}
+    explicit ShadowTiers(std::uint32_t slots) : slots_(slots == 0 ? 1 : slots) {}
 
-    // A request asks for a block. If the tier lacks it and is full, `takes(kind, asked at)` of the one that would go
-    // decides.
+    // A request asks for a block. A tier that lacks it and is full asks `takes(rule, kind, asked at)` of the one that
+    // would go.
     template <class Takes>
     void asked(std::uint64_t key, BlockKind kind, bool elsewhere, std::uint64_t now, const ReuseAges& ages,
                Takes&& takes);
 
-    std::uint64_t found() const { return found_; }
-    void fade() { found_ -= found_ / 4; }
+    std::uint64_t found(std::size_t rule) const { return tiers_[rule].found; }
+    void fade() {
+        for (Tier& tier : tiers_) {
+            tier.found -= tier.found / 4;
+        }
+    }
 
   private:
     static constexpr std::uint64_t kOne = 256;  // a block, in a count that fades
 
+    struct Block;
     struct Held {
-        std::uint64_t key;
-        std::uint64_t asked_at;
+        BlockKind kind = kBlockKinds;  // not held
+        std::uint64_t asked_at = 0;
+        Block* before = nullptr;
+        Block* behind = nullptr;
     };
-    using Order = std::list<Held>;  // the one that was asked for the longest ago first
-    struct Place {
-        BlockKind kind;
-        Order::iterator at;
+    struct Block {
+        std::uint64_t key = 0;
+        std::array<Held, Rules> held;
+        std::uint32_t tiers = 0;  // that hold it
+    };
+    struct Order {
+        Block* first = nullptr;  // asked for the longest ago
+        Block* last = nullptr;
+    };
+    struct Tier {
+        std::array<Order, kBlockKinds> orders;
+        std::uint32_t blocks = 0;
+        std::uint64_t found = 0;
     };
 
-    BlockKind worst(std::uint64_t now, const ReuseAges& ages) const {
-        BlockKind out = kBlockKinds;
-        for (BlockKind kind = 0; kind < kBlockKinds; ++kind) {
-            if (!orders_[kind].empty() && (out == kBlockKinds || goes_before(kind, out, now, ages))) {
-                out = kind;
-            }
-        }
-        return out;
-    }
-    bool goes_before(BlockKind one, BlockKind other, std::uint64_t now, const ReuseAges& ages) const {
-        const std::uint64_t since = orders_[one].front().asked_at;
-        const std::uint64_t other_since = orders_[other].front().asked_at;
-        const std::uint64_t worth = ages.least_worth(one, now - since);
-        const std::uint64_t other_worth = ages.least_worth(other, now - other_since);
-        return worth != other_worth ? worth < other_worth : since < other_since;
-    }
+    Block* worst(std::size_t rule, std::uint64_t now, const ReuseAges& ages) const;
+    void enter(std::size_t rule, Block& block, BlockKind kind, std::uint64_t now);
+    void leave(std::size_t rule, Block& block);
 
     std::uint32_t slots_;
-    std::array<Order, kBlockKinds> orders_;
-    std::unordered_map<std::uint64_t, Place> places_;
-    std::uint64_t found_ = 0;
+    std::array<Tier, Rules> tiers_;
+    std::unordered_map<std::uint64_t, Block> blocks_;  // its elements stay where they are
 };
 
+template <std::size_t Rules>
 template <class Takes>
-void ShadowTier::asked(std::uint64_t key, BlockKind kind, bool elsewhere, std::uint64_t now, const ReuseAges& ages,
-                       Takes&& takes) {
-    if (const auto here = places_.find(key); here != places_.end()) {
-        found_ += elsewhere ? 0 : kOne;
-        Order& to = orders_[kind];
-        to.splice(to.end(), orders_[here->second.kind], here->second.at);
-        here->second = {kind, std::prev(to.end())};
-        to.back().asked_at = now;
-        return;
-    }
-    if (elsewhere) {
-        return;
-    }
-    if (places_.size() == slots_) {
-        const BlockKind going = worst(now, ages);
-        const Held& victim = orders_[going].front();
-        if (!takes(going, victim.asked_at)) {
-            return;
+void ShadowTiers<Rules>::asked(std::uint64_t key, BlockKind kind, bool elsewhere, std::uint64_t now,
+                               const ReuseAges& ages, Takes&& takes) {
+    auto here = blocks_.find(key);
+    for (std::size_t rule = 0; rule < Rules; ++rule) {
+        Tier& tier = tiers_[rule];
+        if (here != blocks_.end() && here->second.held[rule].kind != kBlockKinds) {
+            tier.found += elsewhere ? 0 : kOne;
+            leave(rule, here->second);
+            enter(rule, here->second, kind, now);
+            continue;
         }
-        places_.erase(victim.key);
-        orders_[going].pop_front();
+        if (elsewhere) {
+            continue;
+        }
+        if (tier.blocks == slots_) {
+            Block* going = worst(rule, now, ages);
+            if (!takes(rule, going->held[rule].kind, going->held[rule].asked_at)) {
+                continue;
+            }
+            leave(rule, *going);
+            if (going->tiers == 0) {
+                blocks_.erase(going->key);
+            }
+        }
+        if (here == blocks_.end()) {
+            here = blocks_.try_emplace(key).first;
+            here->second.key = key;
+        }
+        enter(rule, here->second, kind, now);
     }
-    orders_[kind].push_back({key, now});
-    places_[key] = {kind, std::prev(orders_[kind].end())};
+}
+
+template <std::size_t Rules>
+ShadowTiers<Rules>::Block* ShadowTiers<Rules>::worst(std::size_t rule, std::uint64_t now, const ReuseAges& ages) const {
+    Block* out = nullptr;
+    Going of_out{};
+    for (BlockKind kind = 0; kind < kBlockKinds; ++kind) {
+        Block* const first = tiers_[rule].orders[kind].first;
+        if (first == nullptr) {
+            continue;
+        }
+        if (const Going going = ages.going(kind, first->held[rule].asked_at, now); out == nullptr || going < of_out) {
+            out = first;
+            of_out = going;
+        }
+    }
+    return out;
+}
+
+template <std::size_t Rules>
+void ShadowTiers<Rules>::enter(std::size_t rule, Block& block, BlockKind kind, std::uint64_t now) {
+    Order& order = tiers_[rule].orders[kind];
+    block.held[rule] = {.kind = kind, .asked_at = now, .before = order.last};
+    (order.last == nullptr ? order.first : order.last->held[rule].behind) = &block;
+    order.last = &block;
+    ++block.tiers;
+    ++tiers_[rule].blocks;
+}
+
+template <std::size_t Rules>
+void ShadowTiers<Rules>::leave(std::size_t rule, Block& block) {
+    const Held held = block.held[rule];
+    Order& order = tiers_[rule].orders[held.kind];
+    (held.before == nullptr ? order.first : held.before->held[rule].behind) = held.behind;
+    (held.behind == nullptr ? order.last : held.behind->held[rule].before) = held.before;
+    block.held[rule] = {};
+    --block.tiers;
+    --tiers_[rule].blocks;
 }
 
 }  // namespace kvfix

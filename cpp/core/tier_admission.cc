@@ -15,8 +15,7 @@ TierAdmission::TierAdmission(TierPolicy policy, std::uint32_t slots)
       round_(std::max(slots / kSampledPositions, kRoundMin)),
       history_(policy == TierPolicy::all ? 0 : two_thirds(std::uint64_t{slots} * 4)),
       ages_(slots),
-      shadows_{ShadowTier(slots / kSampledPositions), ShadowTier(slots / kSampledPositions),
-               ShadowTier(slots / kSampledPositions)} {}
+      shadows_(slots / kSampledPositions) {}
 
 TierAdmission::Warmth TierAdmission::warmth(std::uint32_t known, std::uint32_t blocks) {
     const std::uint64_t percent = blocks == 0 ? 0 : std::uint64_t{known} * 100 / blocks;
@@ -36,11 +35,10 @@ void TierAdmission::asked(std::uint64_t key, std::uint32_t position, bool before
         return;
     }
     const BlockKind kind_of = kind(before, warmth);
-    for (const Rule rule : {everything, known, worthier}) {
-        shadows_[rule].asked(key, kind_of, elsewhere, asked_, ages_, [&](BlockKind victim, std::uint64_t since) {
-            return takes_by(rule, before, warmth, victim, since);
-        });
-    }
+    shadows_.asked(key, kind_of, elsewhere, asked_, ages_,
+                   [&](std::size_t rule, BlockKind victim, std::uint64_t since) {
+                       return takes_by(static_cast<Rule>(rule), before, warmth, victim, since);
+                   });
     ages_.asked(key, kind_of, elsewhere, asked_);
     if (++sampled_ == round_) {
         end_round();
@@ -63,13 +61,11 @@ void TierAdmission::end_round() {
     ages_.learn(asked_);
     rule_ = everything;
     for (const Rule rule : {known, worthier}) {
-        if (shadows_[rule].found() * 32 > shadows_[rule_].found() * 33) {
+        if (shadows_.found(rule) * 32 > shadows_.found(rule_) * 33) {
             rule_ = rule;
         }
     }
-    for (ShadowTier& shadow : shadows_) {
-        shadow.fade();
-    }
+    shadows_.fade();
     sampled_ = 0;
 }
 

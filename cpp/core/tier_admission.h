@@ -12,7 +12,7 @@
 // The answers depend on the calls alone. This class knows no slots and has no lock; the caller holds the index's lock.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "core/recent_keys.h"
@@ -37,12 +37,13 @@ class TierAdmission {
     bool is_adaptive() const { return policy_ == TierPolicy::adaptive; }
     // Whether the block had been asked for, among the keys asked for last: 8/3 to 16/3 times as many as there are slots.
     bool knows(std::uint64_t key) const { return history_.contains(key); }
+    void prefetch(std::uint64_t key) const { history_.prefetch(key); }
     // A request asks for the block with this key at this position of a prefix. `before`: it knows it, or a caller with a
     // longer memory does. `elsewhere`: the request has the block without this tier.
     void asked(std::uint64_t key, std::uint32_t position, bool before, Warmth warmth, bool elsewhere);
 
     std::uint64_t now() const { return asked_; }
-    std::uint64_t worth(BlockKind kind, std::uint64_t since) const { return ages_.least_worth(kind, asked_ - since); }
+    Going going(BlockKind kind, std::uint64_t since) const { return ages_.going(kind, since, asked_); }
     // Whether a block that is asked for now may push out one of that kind, which was asked for last at that time.
     bool takes(bool before, Warmth warmth, BlockKind victim, std::uint64_t since) const {
         return takes_by(rule_, before, warmth, victim, since);
@@ -54,6 +55,7 @@ class TierAdmission {
     static constexpr std::uint32_t kRoundMin = 256;  // in sampled blocks: fewer would say nothing
 
     enum Rule : std::uint8_t { everything, known, worthier };
+    static constexpr std::size_t kRules = 3;
 
     bool takes_by(Rule rule, bool before, Warmth warmth, BlockKind victim, std::uint64_t since) const;
     void end_round();
@@ -62,7 +64,7 @@ class TierAdmission {
     const std::uint32_t round_;  // sampled blocks between two decisions
     RecentKeys history_;
     ReuseAges ages_;
-    std::array<ShadowTier, 3> shadows_;  // by rule
+    ShadowTiers<kRules> shadows_;
     std::uint64_t asked_ = 0;
     std::uint32_t sampled_ = 0;
     Rule rule_ = everything;

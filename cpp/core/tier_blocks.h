@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/eviction_queue.h"
@@ -78,10 +79,10 @@ class TierBlocks {
     // The block with this content behind `parent`, in whatever state, or kNone.
     TierSlot find(TierParent parent, std::uint64_t key, const BlockContent& content) const;
 
-    // The block that would go for one behind `parent`, or kNone: of those of the lowest priority the one of least
-    // `worth(kind, asked at)`. Of blocks of one kind the one that nobody has used for the longest goes first.
-    template <class Worth>
-    TierSlot victim(TierParent parent, Worth&& worth);
+    // The block that would go for one behind `parent`, or kNone: of those of the lowest priority the least by
+    // `going(kind, asked at)`. Of blocks of one kind the one that nobody has used for the longest goes first.
+    template <class GoingOf>
+    TierSlot victim(TierParent parent, GoingOf&& going);
     // Starts to fill a block, in a free slot or, if there is none, in place of `victim`.
     TierSlot fill(TierParent parent, std::uint64_t key, const BlockContent& content, Priority priority,
                   TierSequenceId writer, AskedBlock asked, TierSlot victim);
@@ -139,17 +140,11 @@ class TierBlocks {
     std::uint64_t evicted_ = 0;
 };
 
-template <class Worth>
-TierSlot TierBlocks::victim(TierParent parent, Worth&& worth) {
-    struct Going {
-        Priority priority;
-        std::uint64_t worth;
-        std::uint64_t asked_at;
-        auto operator<=>(const Going&) const = default;
-    };
+template <class GoingOf>
+TierSlot TierBlocks::victim(TierParent parent, GoingOf&& going) {
     hold(parent);  // which stays, whatever goes
     TierSlot out = kNone;
-    Going of_out{};
+    std::pair<Priority, Going> of_out;
     for (EvictionQueue& queue : queues_) {
         const auto first = static_cast<TierSlot>(
             queue.victim([this](BlockIndex at) { return blocks_[static_cast<TierSlot>(at)].children != 0; }));
@@ -157,10 +152,10 @@ TierSlot TierBlocks::victim(TierParent parent, Worth&& worth) {
             continue;  // every block that could go is followed by one in use, or of another kind
         }
         const TierBlock& record = blocks_[first];
-        if (const Going going{record.priority, worth(record.kind, record.asked_at), record.asked_at};
-            out == kNone || going < of_out) {
+        if (const std::pair of_first(record.priority, going(record.kind, record.asked_at));
+            out == kNone || of_first < of_out) {
             out = first;
-            of_out = going;
+            of_out = of_first;
         }
     }
     let_go(parent);

@@ -15,6 +15,7 @@ namespace kvfix {
 namespace {
 
 constexpr std::size_t kBlocksMax = kTierRootBit - 1;
+constexpr std::uint32_t kAhead = 8;  // blocks that the policy's memory is fetched before it is asked about them
 
 std::uint32_t at_least_one(std::uint32_t value, const char* field) {
     if (value == 0) {
@@ -227,6 +228,9 @@ void TierIndex::tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t
         sequence.asked_before = std::max(sequence.asked_before, end);
     }
     for (; sequence.asked < end; ++sequence.asked) {
+        if (sequence.asked + kAhead < end) {
+            admission_.prefetch(sequence.blocks[sequence.asked + kAhead].key);
+        }
         const bool before = sequence.asked < sequence.asked_before;
         admission_.asked(sequence.blocks[sequence.asked].key, sequence.asked, before, sequence.warmth,
                          sequence.asked < known);
@@ -240,8 +244,8 @@ TierIndex::Room TierIndex::room_for(const Sequence& sequence, std::uint32_t posi
     if (blocks_.free() != 0) {
         return {};
     }
-    const auto worth = [this](BlockKind kind, std::uint64_t since) { return admission_.worth(kind, since); };
-    const TierSlot victim = blocks_.victim(parent_behind(sequence), worth);
+    const auto going = [this](BlockKind kind, std::uint64_t since) { return admission_.going(kind, since); };
+    const TierSlot victim = blocks_.victim(parent_behind(sequence), going);
     if (victim == kNone) {
         return {.is_there = false};
     }

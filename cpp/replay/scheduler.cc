@@ -197,7 +197,7 @@ void Scheduler::compute(std::int64_t budget) {
 
 void Scheduler::let_go(HostTier* tier) {
     const std::vector<Computed> finished = generating_.take_finished();
-    if (tier != nullptr) {
+    if (tier != nullptr && !finished.empty()) {
         tier->finish(finished);
     }
     for (const auto& [index, positions] : finished) {

@@ -58,15 +58,16 @@ TEST_F(TierAdmissionTest, ABlockOfAKindThatComesBackIsWorthMoreThanOneOfAKindTha
             ask(++once);
         }
     }
-    EXPECT_GT(admission.worth(TierAdmission::kind(true, Warmth::mostly), admission.now()),
-              4 * admission.worth(TierAdmission::kind(false, Warmth::cold), admission.now()));
+    EXPECT_GT(admission.going(TierAdmission::kind(true, Warmth::mostly), admission.now()).worth,
+              4 * admission.going(TierAdmission::kind(false, Warmth::cold), admission.now()).worth);
 }
 
 TEST_F(TierAdmissionTest, ABlockIsNeverWorthMoreBecauseItHasWaited) {
     circle(10);
     const BlockKind kind = TierAdmission::kind(true, Warmth::mostly);
     for (std::uint64_t age = 1; age < admission.now(); ++age) {
-        ASSERT_LE(admission.worth(kind, admission.now() - age), admission.worth(kind, admission.now() - age + 1));
+        ASSERT_LE(admission.going(kind, admission.now() - age).worth,
+                  admission.going(kind, admission.now() - age + 1).worth);
     }
 }
 

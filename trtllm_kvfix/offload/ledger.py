@@ -536,6 +536,8 @@ class Link:
         # Requests that wait to start, and all that are active -> the ids of those that must not start yet.
         self.hold_back: Callable[[Sequence[Any], Sequence[Any]], list[int]] = lambda *_: []
         self.load_not_awaited: Callable[[int], None] = lambda _: None  # request
+        # To the worker side: what was decided of hits.
+        self.report_hits: Callable[[list[dict[str, Any]]], None] = lambda _: None
 
 
 _links: dict[int, tuple[Any, Link]] = {}  # by the id of the arguments, which are kept alive

@@ -5,7 +5,7 @@ knows of transfers, clocks or upstream: the scheduler side makes jobs of what co
 transfer end at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -56,6 +56,7 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # tokens that the load adds
     job: int | None = None  # once the destinations are known
+    since: float = 0.0  # when they were
     reservation: int | None = None  # upstream's number, by which it releases it part by part
     fetch: PendingFetch | None = None  # the part that comes from the store first
     is_short: bool = False  # the load brings less than was promised
@@ -97,11 +98,16 @@ class Tier(Protocol[P_contra]):
         ...
 
 
+def always(_tokens: int) -> bool:
+    return True
+
+
 class HostPoolTier(Generic[P]):
     """The host pool, as its index knows it."""
 
-    def __init__(self, index: TierIndex, blocks_min: int) -> None:
-        self._index, self._blocks_min = index, blocks_min
+    def __init__(self, index: TierIndex, blocks_min: int, is_worth: Callable[[int], bool] = always) -> None:
+        """is_worth: whether so many tokens come sooner than they are computed."""
+        self._index, self._blocks_min, self._is_worth = index, blocks_min, is_worth
 
     def find(self, prefix: P, position: int, found: PendingLoad | None) -> PendingLoad | None:
         del found
@@ -109,7 +115,7 @@ class HostPoolTier(Generic[P]):
         prefix.index_blocks((prefix.length - 1) // size)  # never the block with the last token: it is always computed
         held, first = index.held(prefix.sequence), position // size
         gained = held * size - position
-        if held - first < self._blocks_min or gained <= 0:
+        if held - first < self._blocks_min or gained <= 0 or not self._is_worth(gained):
             return None
         return PendingLoad(index.pin(prefix.sequence, first, held), first, position, gained)
 
@@ -271,13 +277,16 @@ def policy_of(
     admission: str,
     *,
     blocks_min: int = 1,
+    is_worth: Callable[[int], bool] = always,
     store: StoreBehind[P] | None = None,
     store_blocks_min: int = 1,
 ) -> TierPolicy[P]:
     """The policy for a host pool of so many slots, with a store behind it or without."""
     if store is None:
         index = TierIndex(slots, tokens_per_block, admission=admission)
-        return TierPolicy(index, [HostPoolTier[P](index, blocks_min)])
+        return TierPolicy(index, [HostPoolTier[P](index, blocks_min, is_worth)])
     staging = store.share(slots)
     index = TierIndex(staging.first, tokens_per_block, admission=admission)
-    return TierPolicy(index, [HostPoolTier[P](index, blocks_min), StoreTier(index, store, staging, store_blocks_min)])
+    return TierPolicy(
+        index, [HostPoolTier[P](index, blocks_min, is_worth), StoreTier(index, store, staging, store_blocks_min)]
+    )

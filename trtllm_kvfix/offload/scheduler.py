@@ -30,10 +30,11 @@ from trtllm_kvfix.offload.ledger import (
     StoreJob,
     Weights,
 )
-from trtllm_kvfix.offload.policy import PendingLoad, StoreBehind, Taken, TierPolicy, policy_of
+from trtllm_kvfix.offload.policy import PendingLoad, StoreBehind, Taken, TierPolicy, always, policy_of
 from trtllm_kvfix.offload.switches import DIRECTIONS, Switches
 from trtllm_kvfix.offload.transfers import blocks_by_group, flat
-from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.offload.worth import HitClasses, HostWorth, Prefill, prompt_tokens_of
+from trtllm_kvfix.offload_section import AUTO, OffloadSettings
 
 if TYPE_CHECKING:
     from trtllm_kvfix.offload.remote.keys import KeyChain
@@ -239,6 +240,7 @@ class Loads:
         self.plan(LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until=until), load)
 
     def plan(self, job: LoadJob, load: PendingLoad) -> None:
+        load.since = monotonic()
         self._in_use.add(job)
         self._ledger.plan(job, load)
         if load.is_outdated and job.slots:
@@ -551,13 +553,14 @@ class Shared(NamedTuple):
     link: Link
     directions: Directions
     loads: Loads
+    prefill: Prefill
 
 
 class Behind(StoreBehind[LiveRequest], Protocol):
     """The scheduler side of a store behind the host tier. Its own jobs end with `end`."""
 
-    def tick(self, scheduler_output: Any) -> None:
-        """Called in every iteration, with the report of its step if there is one."""
+    def tick(self) -> None:
+        """Called in every iteration."""
         ...
 
     def hold_back(self, index: TierIndex | None, waiting: Sequence[Any], active: Sequence[Any]) -> list[int]:
@@ -583,6 +586,12 @@ class Behind(StoreBehind[LiveRequest], Protocol):
         ...
 
     def forget_weights(self) -> None: ...
+
+    @property
+    def hits(self) -> HitClasses: ...
+
+
+REPORTED_EVERY = 100  # requests
 
 
 class OffloadScheduler:
@@ -611,10 +620,15 @@ class OffloadScheduler:
         self._sources = InUse(self.ledger)
         self._loads = Loads(tokens_per_block, self.ledger, self._sources)
         self._directions = Directions(switches, link.weights)
+        self.worth = HostWorth(Prefill())
+        self._hits, self._finished = HitClasses("host"), 0
         self.behind: Behind | None = None
         if make_behind is not None:
-            self.behind = make_behind(Shared(settings, tokens_per_block, link, self._directions, self._loads))
+            shared = Shared(settings, tokens_per_block, link, self._directions, self._loads, self.worth.prefill)
+            self.behind = make_behind(shared)
             link.hold_back = self.hold_back
+        self._decides = settings.min_reuse_blocks == AUTO
+        self._estimates = self._decides or self.behind is not None
 
     @property
     def policy(self) -> TierPolicy[LiveRequest] | None:
@@ -622,7 +636,8 @@ class OffloadScheduler:
         if self._policy is None and self._link.slots is not None:
             self._policy = policy_of(
                 self._link.slots, self._tokens_per_block, self._settings.admission,
-                blocks_min=self._settings.min_reuse_blocks, store=self.behind,
+                blocks_min=1 if self._settings.min_reuse_blocks == AUTO else self._settings.min_reuse_blocks,
+                is_worth=self._is_worth if self._estimates else always, store=self.behind,
                 store_blocks_min=self._settings.remote.min_reuse_blocks,
             )  # fmt: skip
         return self._policy
@@ -631,6 +646,12 @@ class OffloadScheduler:
     def index(self) -> TierIndex | None:
         policy = self.policy
         return None if policy is None else policy.index
+
+    def _is_worth(self, tokens: int) -> bool:
+        estimate = self.worth.estimate(monotonic(), tokens)
+        is_loaded = estimate.is_worth or not self._decides
+        self._hits.note(tokens, estimate, is_loaded=is_loaded)
+        return is_loaded
 
     def hold_back(self, waiting: Sequence[Any], active: Sequence[Any]) -> list[int]:
         """Return the requests that wait to start and must not yet."""
@@ -741,12 +762,14 @@ class OffloadScheduler:
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         if self.behind is not None:
-            self.behind.tick(scheduler_output)
+            self.behind.tick()
         self._take_ended()
         if self._switches.has_file and self._switches.read() and self._policy is not None:
             self._policy.index.drop()
             self._directions.begin_again()
         if scheduler_output is not None:
+            if self._estimates:
+                self.worth.prefill.note_step(monotonic(), prompt_tokens_of(scheduler_output))
             self._take_report(scheduler_output)
         return self.ledger.take_step()
 
@@ -768,6 +791,9 @@ class OffloadScheduler:
         if live is None:
             return False
         self.tally.finished(self._policy.index if self._policy is not None else None)
+        self._finished += 1
+        if self._estimates and self._finished % REPORTED_EVERY == 0:
+            self._link.report_hits([*self._hits.report(), *(self.behind.hits.report() if self.behind else ())])
         # 1.1 reports requests that are cancelled while they load. It stores what we save for reuse, loaded or not.
         self._loads.let_go_of_promise(live)
         if live.load is None:
@@ -782,7 +808,7 @@ class OffloadScheduler:
     def plan_late(self, waiting: Collection[int] = ()) -> Late:
         """Asked in every iteration in which a finished request keeps its blocks, or others are `waiting` for a load."""
         if self.behind is not None:
-            self.behind.tick(None)
+            self.behind.tick()
         self._take_ended()
         self._loads.plan_forgotten(waiting, self._live)
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
@@ -905,6 +931,8 @@ class OffloadScheduler:
         if job.slots and not ended.error:
             come = (load.first + len(job.slots)) * self._tokens_per_block - load.position
             self.tally.hit(min(come, load.tokens))
+            now = monotonic()
+            self.worth.note_load(now, come, now - load.since)
         self._directions.note_end("load", ended)
         live = self._live.get(job.request_id)
         if live is not None and live.load is load:

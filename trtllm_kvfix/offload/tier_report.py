@@ -1,7 +1,7 @@
 """What a rank of the host tier reports: its file for `trtllm-kvfix status`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class TierReport:
     transfers_failed: int = 0
     first_error: str = ""
     remote: str = ""  # the state of the remote tier, if there is one
+    hits: list[dict[str, Any]] = field(default_factory=list)  # by class, where they are estimated
 
     def built(self, *, slots: int, requested: int, mapped: int, pinned: int) -> None:
         self.slots, self.requested_bytes, self.mapped_bytes = slots, requested, mapped
@@ -49,6 +50,10 @@ class TierReport:
         if text != self.remote:
             self.remote = text
             self._write()
+
+    def hits_are(self, hits: list[dict[str, Any]]) -> None:
+        self.hits = hits
+        self._write()
 
     def failed(self, errors: Sequence[str]) -> None:
         """Note that transfers failed on this rank. All ranks together decide what becomes of them."""

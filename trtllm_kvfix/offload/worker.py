@@ -88,6 +88,7 @@ class OffloadWorker:
         self._make_pool = make_pool
         self._saved_max = saved_max  # how many requests are reported as saved at a time; None: all
         self._report = report or TierReport(rank=ranks.rank)
+        link.report_hits = self._report.hits_are
         self._layout: BlockLayout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None

@@ -11,6 +11,7 @@ from rich.table import Table
 from trtllm_kvfix.foreign_files import bytes_of
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
+from trtllm_kvfix.offload.worth import HitClass
 from trtllm_kvfix.overlay.attest import live
 from trtllm_kvfix.overlay.fix import STATES
 from trtllm_kvfix.overlay.recheck import EVERY_S
@@ -18,6 +19,7 @@ from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.runtime_files import BYTES_MAX, Owner, folder_of, refuse_unreadable
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
+from trtllm_kvfix.tools.hits import table_of_hits
 from trtllm_kvfix.tools.terminal import terminal, wrapped
 
 SILENT_S = 5 * EVERY_S
@@ -45,6 +47,9 @@ def status(settings: Settings, as_json: bool, dump: bool) -> None:
         click.echo(f"no process of this user runs TensorRT-LLM with the hook (looked in {folder})")
     if tiers:
         terminal().print(table_of_tiers(tiers))
+    hits = [(str(tier["rank"]), HitClass(**each)) for tier in tiers for each in tier.get("hits", ())]
+    if hits:
+        terminal().print(table_of_hits("rank", hits))
     for entry in entries:
         for name, by in entry["displaced"].items():
             click.echo(f"rank {entry['rank']}: {name} is DISPLACED: calls come to {by}")

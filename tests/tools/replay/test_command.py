@@ -50,11 +50,35 @@ def test_the_page_of_policies_shows_each_tier_the_gap_and_the_price() -> None:
     ]  # fmt: skip
 
 
+TIMED = ("--generate", "chat", "--host-tier", "connector", "--blocks-host", "900", "--bytes-per-block", "4194304")
+
+
+def test_hits_that_would_take_longer_than_computing_are_computed() -> None:
+    """An iteration is 20 ms, so at 5,000 tokens a second a hit of fewer than 100 tokens is not worth it."""
+    timed = (*TIMED, "--iteration-ms", "20", "--host-gb-per-s", "50", "--prefill-tokens-per-s")
+    by_speed = {speed: report_of(*timed, speed)["outcomes"][0] for speed in ("10", "5000", "1e9")}
+    plain = report_of(*TIMED, "--iteration-ms", "20")["outcomes"][0]
+    assert plain["hits"] == [] and plain["tokens"]["host"] > 0
+    assert by_speed["10"]["tokens"] == plain["tokens"], "where computing is slow, every hit is loaded"
+    assert 0 < by_speed["5000"]["tokens"]["host"] < plain["tokens"]["host"]
+    assert by_speed["1e9"]["tokens"]["host"] == 0
+    (short, *_) = by_speed["5000"]["hits"]
+    assert (short["tier"], short["tokens_max"]) == ("host", 1024) and 0 < short["loaded"] < short["hits"]
+    shown = run(*timed, "5000").stdout
+    assert "hits by the tokens that they add" in shown and f"{short['load_ms']:,.1f} ms" in shown
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--compare-policies", "--compare"), "--compare and --compare-policies exclude each other"),
         (("--compare-policies", "--host-tier", "connector"), "--host-tier and --compare-policies exclude each other"),
+        (("--host-gb-per-s", "1"), "are needed together"),
+        (("--host-gb-per-s", "1", "--prefill-tokens-per-s", "1"), "--host-gb-per-s needs the size of a block"),
+        (
+            ("--host-gb-per-s", "1", "--prefill-tokens-per-s", "1", "--bytes-per-block", "1"),
+            "--host-gb-per-s is about hits of the connector",
+        ),
         (("--price-per-gib", "1"), "--price-per-gib needs --compare-policies"),
         (("--compare-policies", "--price-per-gib", "1"), "--price-per-gib needs the size of a block"),
     ],

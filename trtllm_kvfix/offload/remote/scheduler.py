@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from trtllm_kvfix.blocks.identity import Identity, identity_of, tokens_of
 from trtllm_kvfix.log import offload_log as log
@@ -36,6 +36,7 @@ from trtllm_kvfix.offload.remote.keys import Era, Given, KeyChain, array_of, sta
 from trtllm_kvfix.offload.remote.messages import OBJECTS_MAX, Look
 from trtllm_kvfix.offload.scheduler import LiveRequest, OffloadScheduler, Pause, Shared, opened
 from trtllm_kvfix.offload.switches import Switches
+from trtllm_kvfix.offload.worth import Estimate, HitClasses, Worth
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
@@ -248,57 +249,6 @@ class HeldBack:
 FAILURES_MIN = 3  # fetches in a row, before it is left alone
 ASKED_TOKENS_MAX = 16384  # of prompts, in one iteration: others are asked about in the next one
 
-SHARE = 0.3  # of the newest measurement in an average
-STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
-STEP_S_MAX = 5.0  # one that takes longer has waited for requests
-FORGET_S = 60.0  # after so long without a load, the store may be twice as fast as it was
-
-
-class Estimate(NamedTuple):
-    load_s: float
-    compute_s: float
-
-    @property
-    def is_worth(self) -> bool:
-        return self.load_s <= self.compute_s
-
-
-class Worth:
-    """Decides by measurements whether loading a prefix from the store is faster than computing it.
-
-    The scheduler's thread uses it. Times are those of one clock, which its caller reads.
-    """
-
-    def __init__(self) -> None:
-        self.bytes_per_s: float | None = None  # of one rank, with all that a load waits for
-        self.tokens_per_s: float | None = None
-        self._measured_at = 0.0
-        self._step: tuple[float, int] | None = None
-
-    def note_step(self, now: float, tokens: int) -> None:
-        """A step of so many tokens of prompts begins, and the one before it is over."""
-        if self._step is not None:
-            began, before = self._step
-            if before >= STEP_TOKENS_MIN and 0 < now - began < STEP_S_MAX:
-                self.tokens_per_s = averaged(self.tokens_per_s, before / (now - began))
-        self._step = now, tokens
-
-    def note_load(self, now: float, nbytes: int, seconds: float) -> None:
-        self.bytes_per_s = averaged(self.bytes_per_s, nbytes / max(seconds, 1e-6))
-        self._measured_at = now
-
-    def estimate(self, now: float, nbytes: int, tokens: int, waiting_bytes: int) -> Estimate:
-        """Estimate both times. Without a measurement the answer is to load, because loading measures."""
-        if self.bytes_per_s is None or self.tokens_per_s is None:
-            return Estimate(0.0, tokens / self.tokens_per_s if self.tokens_per_s else 0.0)
-        hoped = self.bytes_per_s * 2 ** min(max(now - self._measured_at, 0.0) / FORGET_S, 20)
-        return Estimate((nbytes + waiting_bytes) / hoped, tokens / self.tokens_per_s)
-
-
-def averaged(before: float | None, new: float) -> float:
-    return new if before is None else before + SHARE * (new - before)
-
-
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
 SAID_EVERY = 100  # estimates
@@ -321,10 +271,10 @@ class RemoteTier:
     """The store behind the host tier, for one scheduler side. Called by the executor's thread alone."""
 
     def __init__(self, shared: Shared) -> None:
-        self._settings, self._tokens_per_block, self._link, self._directions, self._loads = shared
+        self._settings, self._tokens_per_block, self._link, self._directions, self._loads, prefill = shared
         self._remote, self._ledger = self._settings.remote, self._link.ledger
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
-        self.worth = Worth()
+        self.worth, self.hits = Worth(prefill), HitClasses("store")
         self.lookups = Lookups(self._remote.lookup_wait_ms / 1000)
         self.puts = Puts(self._link)
         self.share, self.takes, self.plan_of = self.puts.share, self.puts.takes, self.puts.plan_of
@@ -332,9 +282,7 @@ class RemoteTier:
         self._estimates = 0
         self._era = Era()
 
-    def tick(self, scheduler_output: Any) -> None:
-        if scheduler_output is not None:
-            self.worth.note_step(monotonic(), prompt_tokens_of(scheduler_output))
+    def tick(self) -> None:
         self._give_up()
 
     def forget_weights(self) -> None:
@@ -452,7 +400,8 @@ class RemoteTier:
         waiting = self._ledger.slots_of(FetchJob) * block_bytes
         estimate = self.worth.estimate(monotonic(), nbytes, tokens, waiting)
         counters.offload_remote_bytes_per_s.put(self.worth.bytes_per_s or 0)
-        counters.offload_prefill_tokens_per_s.put(self.worth.tokens_per_s or 0)
+        counters.offload_prefill_tokens_per_s.put(self.worth.prefill.tokens_per_s or 0)
+        self.hits.note(tokens, estimate, is_loaded=estimate.is_worth)
         if not estimate.is_worth:
             counters.offload_remote_not_worth.add()
         if self._estimates % SAID_EVERY == 0:
@@ -465,7 +414,7 @@ class RemoteTier:
             "remote tier: %d tokens are %d bytes, %.3f s to load at %.0f MB/s, and %.3f s to compute at %.0f tokens/s: "
             "%s (one estimate in %d is told)",
             tokens, nbytes, estimate.load_s, (self.worth.bytes_per_s or 0) / 1e6, estimate.compute_s,
-            self.worth.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed", SAID_EVERY,
+            self.worth.prefill.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed", SAID_EVERY,
         )  # fmt: skip
 
     def brings(self, live: LiveRequest, load: PendingLoad) -> bool:
@@ -481,7 +430,7 @@ class RemoteTier:
 
     def _patience_s(self, tokens: int) -> float:
         """How long a request waits for tokens that it could compute."""
-        compute_s = tokens / self.worth.tokens_per_s if self.worth.tokens_per_s else self._patience_s_max
+        compute_s = self.worth.prefill.seconds(tokens) or self._patience_s_max
         return min(max(PATIENCE * compute_s, PATIENCE_S_MIN), self._patience_s_max)
 
     def _fetching(self) -> list[Fetching]:
@@ -552,13 +501,6 @@ def leading_blocks(slots: Sequence[int], lost: Collection[int]) -> int:
     """Count the blocks in front of the first one that is lost."""
     gone = {*lost}
     return next((at for at, slot in enumerate(slots) if slot in gone), len(slots))
-
-
-def prompt_tokens_of(scheduler_output: Any) -> int:
-    """Count the prompt tokens that a step computes: those of requests that have more than one to compute."""
-    told = [*scheduler_output.new_requests, *scheduler_output.cached_requests]
-    counts = [int(getattr(data, "num_scheduled_tokens", 0)) for data in told]
-    return sum(count for count in counts if count > 1)
 
 
 def remote_scheduler(

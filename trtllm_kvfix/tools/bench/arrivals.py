@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TraceRequest, read_trace
+from trtllm_kvfix.tools.replay.trace import TraceRequest, read_trace
 
 SYSTEM_PROMPTS = 4
 
@@ -79,31 +79,34 @@ def generated(load: Load, requests: int, rate: float, sizes: Sizes, seed: int) -
 
 def from_trace(path: Path, requests: int, rate: float, sizes: Sizes) -> list[Arrival]:
     """The trace's order, its shared prefixes and its rhythm, at `rate` on average; lengths are cut to scale."""
-    trace = read_trace(path).requests[:requests]
+    read = read_trace(path)
+    trace = read.requests[:requests]
     longest = max(request.input_length + request.output_length for request in trace)
     scale = min(1.0, sizes.length_max / longest)
     span_ms = trace[-1].timestamp_ms - trace[0].timestamp_ms
     if span_ms < 0:
         raise SettingsError(f"trace {path}: its last request comes before its first; sort it by time")
     seconds_per_ms = len(trace) / rate / span_ms if span_ms else 0.0
-    return [_scaled(request, scale, seconds_per_ms, trace[0].timestamp_ms, sizes) for request in trace]
+    per_id = max(1, round(read.tokens_per_hash_id * scale))
+    return [_scaled(request, scale, per_id, seconds_per_ms, trace[0].timestamp_ms, sizes) for request in trace]
 
 
-def _scaled(request: TraceRequest, scale: float, seconds_per_ms: float, start_ms: float, sizes: Sizes) -> Arrival:
+def _scaled(
+    request: TraceRequest, scale: float, per_id: int, seconds_per_ms: float, start_ms: float, sizes: Sizes
+) -> Arrival:
     answer = min(max(1, int(request.output_length * scale)), sizes.answer_max)
     if request.tokens is not None:
         kept = request.tokens[: max(1, int(len(request.tokens) * scale))]
         prompt: list[int] = (kept % sizes.vocabulary).tolist()
     else:
-        prompt = _spelled(request, scale, sizes)
+        prompt = _spelled(request, scale, per_id, sizes)
     prompt = prompt[: sizes.length_max - answer]
     return Arrival((request.timestamp_ms - start_ms) * seconds_per_ms, prompt, answer)
 
 
-def _spelled(request: TraceRequest, scale: float, sizes: Sizes) -> list[int]:
+def _spelled(request: TraceRequest, scale: float, per_id: int, sizes: Sizes) -> list[int]:
     """An id spells the same tokens wherever it stands."""
     ids: Sequence[int] = [] if request.hash_ids is None else request.hash_ids.tolist()
-    per_id = max(1, round(TOKENS_PER_HASH_ID * scale))
     words: list[NDArray[np.int64]] = [
         np.random.Generator(np.random.PCG64(each)).integers(0, sizes.vocabulary, per_id) for each in ids
     ]

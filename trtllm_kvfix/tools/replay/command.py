@@ -147,8 +147,7 @@ Examples:
 @click.option(
     "--tokens-per-hash-id",
     type=click.IntRange(1, TOKENS_PER_HASH_ID_MAX),
-    default=TOKENS_PER_HASH_ID,
-    show_default=True,
+    show_default=f"what a recording says, or {TOKENS_PER_HASH_ID}",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines of TRACE out and count them.")
 @click.option("--tokens-per-block", type=click.IntRange(min=1))
@@ -178,6 +177,12 @@ Examples:
 @click.option("--kv-heads", type=click.IntRange(min=1))
 @click.option("--head-dim", type=click.IntRange(min=1))
 @click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
+@click.option(
+    "--prefill-tokens-per-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --host-gb-per-s: compute a hit of the connector's tier that would take longer to load.",
+)
+@click.option("--host-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Speed of loads from the host.")
 @click.option("--compare", is_flag=True, help="Also admit requests one by one, and show both results.")
 @click.option(
     "--compare-policies",
@@ -293,7 +298,7 @@ def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
         return _Task(made.workload, _shape(options | brought), 0)
     shape = _shape(options)
     read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])
-    book = TokenBook(read.requests, options["tokens_per_hash_id"])
+    book = TokenBook(read.requests, read.tokens_per_hash_id)
     name = name_of(trace) if trace == STANDARD_INPUT else trace.name
     return _Task(Workload(name, read.requests, book), shape, len(read.lines_bad))
 
@@ -319,7 +324,24 @@ def _shape(options: dict[str, Any]) -> CacheShape:
         max_num_tokens=options["max_num_tokens"],
         tokens_per_iteration=options["tokens_per_iteration"],
         iteration_ms=options["iteration_ms"],
+        **_speeds(options, bytes_per_block),
     )
+
+
+SPEEDS = ("prefill_tokens_per_s", "host_gb_per_s")
+
+
+def _speeds(options: dict[str, Any], bytes_per_block: int | None) -> dict[str, float]:
+    given = {name: options[name] for name in SPEEDS if options[name] is not None}
+    if not given:
+        return {}
+    if len(given) < len(SPEEDS):
+        raise click.UsageError("--prefill-tokens-per-s and --host-gb-per-s are needed together; one is missing")
+    if bytes_per_block is None:
+        raise click.UsageError("--host-gb-per-s needs the size of a block: --bytes-per-block, or the model's shape")
+    if HostTierKind(options["host_tier"]) is not HostTierKind.CONNECTOR:
+        raise click.UsageError("--host-gb-per-s is about hits of the connector: add --host-tier connector")
+    return given
 
 
 def _bytes_per_block(options: dict[str, Any]) -> int | None:

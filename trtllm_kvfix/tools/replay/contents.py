@@ -17,10 +17,7 @@ _SYMBOLS_AT_ONCE = 1 << 20  # as many are hashed together: fewer take longer, mo
 
 
 class Content(NamedTuple):
-    """Each symbol stands for `tokens_per_symbol` tokens, the last for fewer; different ones differ in the first.
-
-    Where a symbol stands for several, all of the content is a prompt.
-    """
+    """Each symbol stands for `tokens_per_symbol` tokens, the last for fewer; different ones differ in the first."""
 
     root: int  # contents of different roots have nothing in common
     symbols: NDArray[np.int32]
@@ -39,7 +36,8 @@ def contents_of(workload: Workload, indices: Iterable[int]) -> list[Content]:
         length = request.input_length
         if request.tokens is None:
             # An answer that is not given repeats nothing, so it is no part of what can be found.
-            contents.append(Content(root, book.ids(index), book.tokens_per_hash_id, length, length))
+            known = length if request.output_hash_ids is None else request.computed
+            contents.append(Content(root, book.ids(index), book.tokens_per_hash_id, known, length))
             continue
         symbols = request.tokens
         if request.output_tokens is not None:

@@ -22,7 +22,8 @@ from trtllm_kvfix.native import (
     ReplayScheduler,
     ReplayTally,
 )
-from trtllm_kvfix.tools.replay.host_tier import HostTier, KnownRequest, PolicyTier, TierCounts
+from trtllm_kvfix.offload.policy import always
+from trtllm_kvfix.tools.replay.host_tier import HostTier, KnownRequest, PolicyTier, TierCounts, TimedHits
 from trtllm_kvfix.tools.replay.outcome import (
     AdmissionKind,
     Budget,
@@ -62,6 +63,7 @@ class Replay:
         self._workload = workload
         self._shape = shape
         self._admission = admission
+        self._hits = _timed_hits(shape)
         self._manager = _manager(shape)
         turned_away = set(refused(workload.requests, shape))
         self._refused = len(turned_away)
@@ -78,7 +80,8 @@ class Replay:
         )
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
             sizes = shape.blocks_host, shape.tokens_per_block
-            tier = PolicyTier(*sizes, self.known, shape.host_admission.value, shape.blocks_remote)
+            is_worth = always if self._hits is None else self._hits.is_worth
+            tier = PolicyTier(*sizes, self.known, shape.host_admission.value, shape.blocks_remote, is_worth)
         self._tier = tier
         if tier is not None:
             tier.attach(self._manager)
@@ -117,6 +120,7 @@ class Replay:
             blocks_dropped=counters.blocks_dropped if counted is None else counted.dropped,
             budget=budget_of(tally),
             elapsed_s=elapsed_s,
+            hits=() if self._hits is None else tuple(self._hits.classes.seen()),
         )
 
 
@@ -148,6 +152,15 @@ def _check(shape: CacheShape) -> None:
             f"max_num_tokens is {shape.max_num_tokens}: {shape.max_batch_size} sequences generating "
             f"{shape.tokens_per_iteration} tokens each need {needed} in every iteration; lower max_batch_size"
         )
+
+
+def _timed_hits(shape: CacheShape) -> TimedHits | None:
+    if shape.prefill_tokens_per_s is None or shape.host_gb_per_s is None or shape.bytes_per_block is None:
+        return None
+    return TimedHits(
+        iteration_ms=shape.iteration_ms, block_s=shape.bytes_per_block / (shape.host_gb_per_s * 1e9),
+        tokens_per_block=shape.tokens_per_block, tokens_per_s=shape.prefill_tokens_per_s,
+    )  # fmt: skip
 
 
 def _manager(shape: CacheShape) -> BlockManager:

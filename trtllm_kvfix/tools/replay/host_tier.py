@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import BlockManager, TierIndex
-from trtllm_kvfix.offload.policy import Staging, Taken, policy_of
+from trtllm_kvfix.offload.policy import Staging, Taken, always, policy_of
 from trtllm_kvfix.offload.remote.keys import array_of, keys_behind, start_of
+from trtllm_kvfix.offload.worth import Estimate, HitClasses
 
 Tokens = NDArray[np.int32]
 
@@ -155,6 +156,24 @@ class KeyStore:
         return True
 
 
+class TimedHits:
+    """Whether a hit of the host tier comes sooner than its tokens are computed, by speeds that the user gives.
+
+    A request that loads waits for an iteration besides.
+    """
+
+    def __init__(self, *, iteration_ms: float, block_s: float, tokens_per_block: int, tokens_per_s: float) -> None:
+        self._wait_s, self._block_s, self._tokens_per_block = iteration_ms / 1000, block_s, tokens_per_block
+        self._tokens_per_s = tokens_per_s
+        self.classes = HitClasses("host")
+
+    def is_worth(self, tokens: int) -> bool:
+        blocks = -(-tokens // self._tokens_per_block)
+        estimate = Estimate(self._wait_s + blocks * self._block_s, tokens / self._tokens_per_s)
+        self.classes.note(tokens, estimate, is_loaded=estimate.is_worth)
+        return estimate.is_worth
+
+
 class PolicyTier:
     """The tiers of the offload connector. Every transfer has ended when the call is over in which it begins."""
 
@@ -165,10 +184,11 @@ class PolicyTier:
         known: Callable[[int], KnownRequest],
         admission: str = "adaptive",
         blocks_remote: int = 0,
+        is_worth: Callable[[int], bool] = always,
     ) -> None:
         self._store = KeyStore(blocks_remote) if blocks_remote else None
         self._policy = policy_of(
-            slots, tokens_per_block, admission, store=self._store, store_blocks_min=MIN_REUSE_BLOCKS
+            slots, tokens_per_block, admission, is_worth=is_worth, store=self._store, store_blocks_min=MIN_REUSE_BLOCKS
         )
         self._tokens_per_block = tokens_per_block
         self._known = known
@@ -201,7 +221,9 @@ class PolicyTier:
     def step(self, running: Sequence[tuple[int, int]]) -> bool:
         """False if a store was put off. It is tried again in the next iteration."""
         is_stored = True
-        for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
+        if len(running) > 1:
+            running = sorted(running, key=lambda one: one[0] in self._ran)  # the new ones first
+        for index, computed in running:
             self._ran.add(index)
             is_stored &= self._begin_store(self._live[index], computed)
         self._end_transfers()

@@ -4,6 +4,7 @@ from enum import Enum
 
 from pydantic import computed_field
 
+from trtllm_kvfix.offload.worth import HitClass
 from trtllm_kvfix.tools.json_model import JsonModel
 
 
@@ -42,6 +43,8 @@ class CacheShape(JsonModel):
     max_num_tokens: int
     tokens_per_iteration: int
     iteration_ms: float
+    prefill_tokens_per_s: float | None = None  # with the next one, hits that are slower than computing are computed
+    host_gb_per_s: float | None = None
 
 
 class RequestCounts(JsonModel):
@@ -119,6 +122,7 @@ class ReplayOutcome(JsonModel):
     budget: Budget
     elapsed_s: float
     bounds: Bounds | None = None  # nothing where the report is partial
+    hits: tuple[HitClass, ...] = ()  # of the host tier, where speeds are given
 
     def rate(self, tokens: int) -> float:
         """A share of all prompt tokens, like the hit rates."""

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trtllm_kvfix.plurals import form, number_of
 from trtllm_kvfix.sizes import bytes_text
+from trtllm_kvfix.tools.hits import table_of_hits
 from trtllm_kvfix.tools.pictures import save
 from trtllm_kvfix.tools.replay.outcome import (
     AdmissionKind,
@@ -109,6 +110,9 @@ BUDGET_ROWS: list[Row] = [
 
 def _print_end(console: Console, report: ReplayReport, table: Table) -> None:
     console.print(table)
+    hits = [(f"{one.shape.blocks_host:,}", each) for one in report.outcomes for each in one.hits]
+    if hits:
+        console.print(table_of_hits("host blocks", hits))
     for line in conclusions(report.outcomes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -18,6 +18,7 @@ PROMPT_BASE = 1 << 24  # above any vocabulary
 PROMPT_SPAN = 1_056_964_501
 ANSWER_BASE = 1 << 30
 ANSWER_SPAN = 1 << 30
+_NO_IDS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class TokenBook:
@@ -30,7 +31,7 @@ class TokenBook:
         # Places answer_start[i] to answer_start[i + 1] of all answers are those of request i. Values are made when they
         # are asked for: a trace may name a length that no memory holds.
         self.answer_start = np.concatenate(([0], np.cumsum(lengths)))
-        counts = [0 if request.hash_ids is None else len(request.hash_ids) for request in requests]
+        counts = [len(ids) for ids in _ids_of(requests)]
         # first[first_start[i] : first_start[i + 1]] are the ids of request i, each as the place of its first token.
         self._first_start = [0, *accumulate(counts)]
         self._first = (_ordinals_of(requests) * tokens_per_hash_id % PROMPT_SPAN).astype(np.int32)
@@ -41,29 +42,41 @@ class TokenBook:
         return len(self._spread)
 
     def ids(self, index: int) -> NDArray[np.int32]:
-        """The hash ids of a prompt, as numbers that differ where they do."""
+        """The hash ids of a prompt, and of its answer where they are given, as numbers that differ where they do."""
         return self._first[self._first_start[index] : self._first_start[index + 1]]
 
     def prompt(self, index: int) -> NDArray[np.int32]:
         request = self._requests[index]
-        if request.tokens is not None:
-            return request.tokens
-        first = self.ids(index)
-        if self._wraps:
-            values = (first[:, None].astype(np.int64) + self._spread).reshape(-1)[: request.input_length]
-            return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
-        return ((first + PROMPT_BASE)[:, None] + self._spread).reshape(-1)[: request.input_length]
+        return request.tokens if request.tokens is not None else self._spelled(index)[: request.input_length]
 
     def answer(self, index: int) -> NDArray[np.int32]:
-        given = self._requests[index].output_tokens
-        if given is not None:
-            return given
+        request = self._requests[index]
+        if request.output_tokens is not None:
+            return request.output_tokens
         places = np.arange(self.answer_start[index], self.answer_start[index + 1], dtype=np.int64)
-        return (ANSWER_BASE + places % ANSWER_SPAN).astype(np.int32)
+        invented = (ANSWER_BASE + places % ANSWER_SPAN).astype(np.int32)
+        if request.output_hash_ids is None:
+            return invented
+        return np.concatenate((self._spelled(index)[request.input_length : request.computed], invented[-1:]))
+
+    def _spelled(self, index: int) -> NDArray[np.int32]:
+        first = self.ids(index)
+        if self._wraps:
+            values = (first[:, None].astype(np.int64) + self._spread).reshape(-1)
+            return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
+        return ((first + PROMPT_BASE)[:, None] + self._spread).reshape(-1)
 
 
 def _ordinals_of(requests: Sequence[TraceRequest]) -> NDArray[np.int64]:
     """The hash ids of all as small numbers, because the ids themselves may be any 63-bit value."""
-    ids = [request.hash_ids for request in requests if request.hash_ids is not None]
-    _, ordinals = np.unique(np.concatenate(ids or [np.empty(0, np.int64)]), return_inverse=True)
+    _, ordinals = np.unique(np.concatenate([*_ids_of(requests), _NO_IDS]), return_inverse=True)
     return ordinals.astype(np.int64)
+
+
+def _ids_of(requests: Sequence[TraceRequest]) -> list[NDArray[np.int64]]:
+    """Of each request: those of its prompt, then those of its answer."""
+    ids = [(request.hash_ids, request.output_hash_ids) for request in requests]
+    return [
+        _NO_IDS if prompt is None else prompt if answer is None else np.concatenate((prompt, answer))
+        for prompt, answer in ids
+    ]

@@ -1,4 +1,8 @@
-"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens, or a session of many requests."""
+"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens, or a session of many requests.
+
+A recording of a server (`kvfix.record`) is a trace of hash ids. At the head of each start, a line says how many tokens
+an id stands for.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from trtllm_kvfix.plurals import form, number_of
+from trtllm_kvfix.recording import FORMAT, HEAD
 from trtllm_kvfix.tools.replay.sessions import LENGTH_END, calls_of, is_session
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
 
@@ -44,6 +49,12 @@ class TraceRequest(NamedTuple):
     output_tokens: NDArray[np.int32] | None = None
     lora_id: int | None = None
     salt: str | int | None = None
+    output_hash_ids: NDArray[np.int64] | None = None  # of the parts behind those of the prompt
+
+    @property
+    def computed(self) -> int:
+        """Tokens of prompt and answer. Of an answer's last one nothing is computed."""
+        return self.input_length + max(self.output_length - 1, 0)
 
 
 class BadLine(NamedTuple):
@@ -54,6 +65,7 @@ class BadLine(NamedTuple):
 class Trace(NamedTuple):
     requests: list[TraceRequest]
     lines_bad: list[BadLine]  # left out because the caller asked for that
+    tokens_per_hash_id: int
 
 
 class _Line(BaseModel):
@@ -76,6 +88,23 @@ class _HashedLine(_Line):
     input_length: int = Field(ge=1, lt=LENGTH_END)
     output_length: int = Field(ge=0, lt=LENGTH_END)
     hash_ids: list[HashId]
+    output_hash_ids: list[HashId] | None = None
+
+
+class _Head(BaseModel):
+    """The first line of a recording, and of each later start that was recorded in the same file."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    format_number: int = Field(alias=HEAD)
+    tokens_per_block: int = Field(ge=1, le=TOKENS_PER_HASH_ID_MAX)
+
+    @field_validator("format_number")
+    @classmethod
+    def _known(cls, number: int) -> int:
+        if number != FORMAT:
+            raise ValueError(f"this release reads format {FORMAT}")
+        return number
 
 
 class _TokenLine(_Line):
@@ -92,10 +121,11 @@ class _TokenLine(_Line):
         return self
 
 
-def read_trace(path: Path, *, tokens_per_hash_id: int = TOKENS_PER_HASH_ID, skip_bad: bool = False) -> Trace:
+def read_trace(path: Path, *, tokens_per_hash_id: int | None = None, skip_bad: bool = False) -> Trace:
     """Read every request of a file, or of standard input where `path` is `-`; either may be gzipped.
 
-    The first bad line refuses the trace, unless `skip_bad` leaves bad lines out.
+    The first bad line refuses the trace, unless `skip_bad` leaves bad lines out. Without `tokens_per_hash_id`, an id
+    stands for as many tokens as a recording says, else for 512.
     """
     name = name_of(path)
     with lines_of(path) as lines:
@@ -107,58 +137,95 @@ def read_trace(path: Path, *, tokens_per_hash_id: int = TOKENS_PER_HASH_ID, skip
     return trace
 
 
-def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, skip_bad: bool) -> Trace:
-    trace = Trace([], [])
-    has_sessions = False
+def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int | None, skip_bad: bool) -> Trace:
+    reader = _Reader(tokens_per_hash_id)
+    bad: list[BadLine] = []
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            parsed = _parse(text, number, tokens_per_hash_id)
-            has_sessions |= isinstance(parsed, list)
-            trace.requests.extend(parsed if isinstance(parsed, list) else [parsed])
+            reader.read(text, number)
         except ValueError as error:
             reason = _first_problem(error)
             if not skip_bad:
                 raise TraceError(
                     f"{name} line {number}: {reason}; `replay --skip-bad` leaves such lines out"
                 ) from error
-            trace.lines_bad.append(BadLine(number, reason))
-    if has_sessions:  # which run beside one another
-        trace.requests.sort(key=lambda request: request.timestamp_ms)
-    return trace
+            bad.append(BadLine(number, reason))
+    return Trace(reader.in_order(), bad, reader.tokens_per_hash_id)
 
 
-def _parse(text: bytes, number: int, tokens_per_hash_id: int) -> TraceRequest | list[TraceRequest]:
-    fields = _json_of(text)
-    if not isinstance(fields, dict):
-        raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}; {_EXPECTED}")
-    if is_session(fields):
-        return [
-            TraceRequest(
-                number, call.input_length, call.output_length, 1000 * call.start_s, np.array(call.hash_ids, np.int64)
+class _Reader:
+    def __init__(self, tokens_per_hash_id: int | None) -> None:
+        self.tokens_per_hash_id = tokens_per_hash_id or TOKENS_PER_HASH_ID
+        self._is_given = tokens_per_hash_id is not None
+        self._requests: list[TraceRequest] = []
+        self._has_sessions = self._is_recording = False
+
+    def in_order(self) -> list[TraceRequest]:
+        """Sessions run beside one another, and a recording has its requests as they ended."""
+        if self._has_sessions or self._is_recording:
+            self._requests.sort(key=lambda request: request.timestamp_ms)
+        if self._is_recording and self._requests:  # its clock began long ago
+            first_ms = self._requests[0].timestamp_ms
+            return [each._replace(timestamp_ms=each.timestamp_ms - first_ms) for each in self._requests]
+        return self._requests
+
+    def read(self, text: bytes, number: int) -> None:
+        fields = _json_of(text)
+        if not isinstance(fields, dict):
+            raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}; {_EXPECTED}")
+        if HEAD in fields:
+            self._begin_recording(_Head.model_validate(fields).tokens_per_block)
+        elif is_session(fields):
+            self._has_sessions = True
+            self._requests += [
+                TraceRequest(
+                    number,
+                    call.input_length,
+                    call.output_length,
+                    1000 * call.start_s,
+                    np.array(call.hash_ids, np.int64),
+                )
+                for call in calls_of(fields, number, self.tokens_per_hash_id)
+            ]
+        elif "tokens" in fields:
+            self._requests.append(_token_request(_TokenLine.model_validate(fields), number))
+        else:
+            self._requests.append(self._hashed_request(_HashedLine.model_validate(fields), number))
+
+    def _begin_recording(self, tokens_per_block: int) -> None:
+        if (self._is_given or self._requests) and tokens_per_block != self.tokens_per_hash_id:
+            raise ValueError(
+                f"an id of this recording stands for {tokens_per_block} tokens, and of those before for "
+                f"{self.tokens_per_hash_id} (see --tokens-per-hash-id)"
             )
-            for call in calls_of(fields, number, tokens_per_hash_id)
-        ]
-    if "tokens" in fields:
-        return _token_request(_TokenLine.model_validate(fields), number)
-    line = _HashedLine.model_validate(fields)
-    ids_needed = -(-line.input_length // tokens_per_hash_id)
-    if len(line.hash_ids) != ids_needed:
-        raise ValueError(
-            f"hash_ids has {len(line.hash_ids)} ids, input_length {line.input_length} needs {ids_needed}"
-            f" at {tokens_per_hash_id} tokens an id (see --tokens-per-hash-id)"
+        self._is_recording, self.tokens_per_hash_id = True, tokens_per_block
+
+    def _hashed_request(self, line: _HashedLine, number: int) -> TraceRequest:
+        answer = line.output_hash_ids
+        request = TraceRequest(
+            number,
+            line.input_length,
+            line.output_length,
+            line.timestamp,
+            hash_ids=np.array(line.hash_ids, dtype=np.int64),
+            lora_id=line.lora_id,
+            salt=line.salt,
+            output_hash_ids=None if answer is None else np.array(answer, dtype=np.int64),
         )
-    ids = np.array(line.hash_ids, dtype=np.int64)
-    return TraceRequest(
-        number,
-        line.input_length,
-        line.output_length,
-        line.timestamp,
-        hash_ids=ids,
-        lora_id=line.lora_id,
-        salt=line.salt,
-    )
+        self._check_count("hash_ids", line.hash_ids, "input_length", line.input_length, 0)
+        if answer is not None:
+            self._check_count("output_hash_ids", answer, "prompt and answer of", request.computed, len(line.hash_ids))
+        return request
+
+    def _check_count(self, name: str, ids: list[int], what: str, tokens: int, before: int) -> None:
+        needed = -(-tokens // self.tokens_per_hash_id) - before
+        if len(ids) != needed:
+            raise ValueError(
+                f"{name} has {len(ids)} ids, {what} {tokens} needs {needed}"
+                f" at {self.tokens_per_hash_id} tokens an id (see --tokens-per-hash-id)"
+            )
 
 
 def _json_of(text: bytes) -> object:
