@@ -9,6 +9,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+NOT_READ = ("NotAmongExcerpts: ", "TypeError: 'Double' object ")
+
+
+class NotAmongExcerpts(AttributeError):
+    """Upstream has it, or its constructor sets it. Nothing that ends with this has shown a hazard."""
+
+
+def strict(_: Any, name: str) -> Any:
+    """In the place of `lenient`, where a double would hide what an excerpt lacks."""
+    raise NotAmongExcerpts(name)
+
+
+def is_unread(died: str) -> bool:
+    """Whether a loop has ended for want of an excerpt."""
+    return died.startswith(NOT_READ)
+
 
 def complete(module: ModuleType, class_name: str, fallback: type, *, instead: tuple[str, ...] = ()) -> list[str]:
     """Give a class of the tree what its excerpts lack, before anybody looks at it. Returns the names.

@@ -12,6 +12,7 @@ from typing import Any
 from integration.upstream import provided
 from integration.upstream.arrivals import Arrival
 from integration.upstream.contents import prefix_names
+from integration.upstream.promises import whole_blocks
 from trtllm_kvfix import native
 
 HELD_MAX = 2  # requests whose blocks a reader holds at once
@@ -19,7 +20,6 @@ KEPT = list(range(90_000, 90_016))  # whole blocks, that nobody else begins with
 # Request, prompt and slots to read from now on; a request alone, to drop; nothing, to look again.
 Order = tuple[int | None, list[int] | None, list[int] | None]
 FIRST_HALF = 2**64 - 1
-UNHEARD = 2**31 - 1  # no prompt has this token
 
 
 def is_ours(server: Any) -> bool:
@@ -67,10 +67,10 @@ class Router:
         self._executor._add_kv_cache_events()
         self._follow()
         for tokens, hashes in self._prompts.items():
-            found = self._core.analyze_prefix_reuse(native.SequenceRequest(0, [*tokens, UNHEARD]))
+            found = whole_blocks(self._core, tokens)
             levels = Counter(self._level_of.get(each & FIRST_HALF) for each in hashes)
-            if (found.blocks_primary, found.blocks_host) != (levels[0], levels[1]):
-                raise AssertionError(f"{found} of a prompt, and the events say {levels}")
+            if found != (levels[0], levels[1]):
+                raise AssertionError(f"{found} blocks of a prompt, and the events say {levels}")
 
     def _follow(self) -> None:
         for event in self._executor.get_latest_kv_cache_events():

@@ -10,11 +10,11 @@ from typing import Any
 
 from integration.upstream.contents import prefix_names
 from integration.upstream.native_engine import MemoryEngine
+from integration.upstream.promises import UNHEARD
 from trtllm_kvfix import native
 
 PROMPTS_PER_LOOK = 6
 READER = 2**62  # its request's id
-UNHEARD = 2**31 - 1  # no prompt has this token
 
 
 class Pinner:

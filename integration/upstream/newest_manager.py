@@ -24,6 +24,8 @@ from tests.torture.v2_books import Books, LentCache
 PATH = "tensorrt_llm/_torch/pyexecutor/kv_cache/kv_cache_manager_v2.py"
 ERA = "N"
 LAUNCH = "copy_batch_block_offsets"
+# Where upstream drives a connector. The stand-in has its own, and excerpts may hold these or not.
+CONNECTOR = ("prepare_resources", "report_batch_to_connector", "release_unused_connector_reservations")
 NEEDED = ("prepare_context", "try_allocate_generation", "suspend_request", "update_resources", "free_resources", LAUNCH)
 
 
@@ -40,6 +42,8 @@ def newest_manager(source: str) -> Iterator[None]:
         stack.enter_context(mock.patch.dict(vars(module), _globals()))
         theirs = methods(source, PATH, vars(module))  # among the names in which a fix replaces the kernel
         assert set(NEEDED) <= theirs.keys(), f"the excerpts lack {set(NEEDED) - theirs.keys()}"
+        for name in CONNECTOR:
+            theirs.pop(name, None)
         if import_module("tensorrt_llm._standin.variant").STEP_PROLOGUE_TRIM:
             del theirs[LAUNCH]  # no source that asks the filter is stored
         for owner, names in [(kind, theirs), (kind, _beside(kind)), (request, REQUESTS), (Books, BOOKS)]:
@@ -67,6 +71,7 @@ def _globals() -> dict[str, Any]:
         "_update_kv_cache_draft_token_location": _nothing,
         "hashlib": hashlib,
         "logger": logging.getLogger("tensorrt_llm"),
+        "nvtx_range": lambda _: lambda method: method,
         "os": os,
         "torch": SimpleNamespace(Tensor=object),  # local names are annotated with it
     }

@@ -13,6 +13,7 @@ import torch
 
 from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
+from integration.upstream.fallbacks import is_unread
 from integration.upstream.full_pool_server import FullPoolServer
 from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
@@ -110,6 +111,9 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
         outcome.remarks += of_our_connector(scenario)
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
+    if is_unread(outcome.died):
+        result.remark = f"the excerpts do not reach: {outcome.died}"
+        return result
     complaints = scenario.complaints(outcome)
     word = outcome.fixes.get(scenario.fix, "applied") if arm != "off" else "off"
     result.result = "wrong" if complaints else "right"

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from integration.upstream import cuda, graph_tables, graphs, late, parts, provided  # noqa: E402  they need torch
 from integration.upstream.loading import EXECUTOR  # noqa: E402
 from integration.upstream.server import upstream  # noqa: E402
-from trtllm_kvfix.hazards import build  # noqa: E402
+from trtllm_kvfix.hazards import build, small  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
 from trtllm_kvfix.tools.selfcheck import report, steps  # noqa: E402
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, StepOutcome  # noqa: E402
@@ -145,7 +145,7 @@ def rig(root: Path, era: str) -> Iterator[late.LateDevice]:
             mock.patch.object(parts.AttentionMetadata, "__post_init__", _seen_by_metadata),
             mock.patch.object(parts.SamplingParams, "_get_sampling_config", sampling_config),
             mock.patch.object(build, "imported", Upstream),
-            mock.patch.object(build, "_config", config),
+            mock.patch.object(small, "_config", config),
         ):
             yield device
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from integration.upstream.fallbacks import strict
 from integration.upstream.v2_pages import LifeCycle, Pool
 from integration.upstream.v2_runtime import BAD_PAGE, Runtime
 
@@ -139,8 +140,7 @@ class Manager:
         self._request_stats_enabled_ids: set[int] = set()
         self._early_freed_index_requests: set[int] = set()
 
-    def lenient(self, name: str) -> Any:
-        raise AttributeError(name)
+    lenient = strict
 
     def is_request_active(self: Any, request_id: int) -> bool:
         return request_id in self.kv_cache_map and self.kv_cache_map[request_id].is_active
