@@ -98,6 +98,8 @@ class BlockManager {
     void check_invariants() const;
 
   private:
+    friend class RequestBooks;  // one more set of verbs over the state, under the same lock
+
     template <class MakePlan>
     bool grow_shortly(MakePlan&& make_plan);
 
