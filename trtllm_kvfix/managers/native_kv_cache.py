@@ -105,7 +105,8 @@ class NativeKvCache:
         self.max_attention_window_vec = list(layout.window_vector)
         self.is_variable_window = len(layout.windows) > 1
         self._requests = RequestBooks(self.core, chunk_tokens=layout.chunk, tokens_ahead=layout.ahead)
-        self.add_token = self._requests.add_token  # upstream calls it for each request in each iteration
+        # Upstream calls it for each request in each iteration: without a frame of Python in between.
+        self.add_token = self._requests.add_token  # type: ignore[method-assign]
         self._lock = threading.RLock()
         self._has_pools = False
 
@@ -181,6 +182,10 @@ class NativeKvCache:
     def add_sequence_batch(self, request_infos: list[tuple[int, int, int]], llm_requests: list[Any]) -> None:
         for info, request in zip(request_infos, llm_requests, strict=True):
             self.add_sequence(*info, request)
+
+    def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
+        """Note one more position. If the request is unknown, the call that settles the notes raises and names it."""
+        self._requests.add_token(request_id, detach_swa_front_blocks)
 
     def refresh_blocks(self) -> None:
         with self._lock:
