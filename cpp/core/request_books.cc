@@ -449,7 +449,8 @@ std::optional<BlockHash> RequestBooks::name_of(Prompt& prompt, std::uint32_t blo
 
 RequestBooks::Starting RequestBooks::start(std::vector<std::int64_t> free) {
     const ManagerGuard guard(manager_.mutex_);
-    Starting starting{.free = std::move(free)};
+    Starting starting;
+    starting.free = std::move(free);
     for (const auto& [id, live] : live_) {
         if (state().config.block_reuse && live.prompt != nullptr) {
             if (const auto name = name_of(*live.prompt, live.computed / state().tokens_per_block())) {
@@ -462,7 +463,7 @@ RequestBooks::Starting RequestBooks::start(std::vector<std::int64_t> free) {
 
 RequestBooks::StartAnswer RequestBooks::ask(Starting& starting, Prompt& prompt, std::uint32_t tokens_new_max) {
     const ManagerGuard guard(manager_.mutex_);
-    if (state().config.block_reuse && gains_by_waiting(starting, prompt)) {
+    if (state().reuses() && gains_by_waiting(starting, prompt)) {
         return StartAnswer::gains_by_waiting;
     }
     auto blocks = ask::blocks_to_admit(state(), manager_.planner_, prompt.request, tokens_new_max, ahead());

@@ -58,10 +58,10 @@ class RequestBooks {
     };
     // One pass of a capacity scheduler over the requests that wait, in their order.
     struct Starting {
-        std::vector<std::int64_t> free;          // by window; less than 0 where more is promised than there is
-        std::set<BlockHash> computing = {};      // blocks that live requests compute next, and those that start
-        std::vector<std::uint64_t> blocks = {};  // that the request asked about last would take
-        std::uint32_t tokens_found = 0;          // in its whole cached blocks
+        std::vector<std::int64_t> free;     // by window; less than 0 where more is promised than there is
+        std::set<BlockHash> computing;      // blocks that live requests compute next, and those that start
+        std::vector<std::uint64_t> blocks;  // that the request asked about last would take
+        std::uint32_t tokens_found = 0;     // in its whole cached blocks
 
         // Whether so many are left for the request asked about last, instead of those that were found for it.
         bool fits(std::vector<std::uint64_t> needed);

@@ -206,10 +206,14 @@ class NativeKvCache:
     def rewind_kv_cache(self, request_id: int, rewind_len: int) -> None:
         self._requests.rewind(request_id, rewind_len)
 
-    @answering
     def reset_reuse_state(self) -> None:
-        """The weights may have changed, so what live requests have computed is no prefix of anything either."""
-        self._requests.keep_all_private()
+        """The weights may have changed, so what live requests have computed is no prefix of anything either.
+
+        The core resets in steps, so that others come between them, and no lock may be held around it.
+        """
+        with self._lock:
+            self._settle()
+            self._requests.keep_all_private()
         self.core.reset_reuse_state()
 
     # ---- slots of a sequence: upstream indexes the pools with them ----
