@@ -1,6 +1,7 @@
 """The native core of trtllm-kvfix. Import trtllm_kvfix.native instead."""
 
 from collections.abc import Callable, Sequence
+import enum
 from typing import overload
 
 import numpy.typing
@@ -766,6 +767,235 @@ class DecodeBatch:
     def __len__(self) -> int: ...
 
     def __repr__(self) -> str: ...
+
+class Prompt:
+    """What a request says of its blocks, as RequestBooks takes it."""
+
+    def __init__(self, request_id: int, tokens: Any, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = (), retention: Retention | None = None, is_private: bool = False) -> None:
+        """
+        The arguments of SequenceRequest. is_private: no other request may find its blocks, because they depend on more than their names say.
+        """
+
+    @property
+    def request_id(self) -> int:
+        """The request's id."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether no other request may find its blocks."""
+
+    @property
+    def sequence(self) -> SequenceRequest:
+        """The prompt as the block manager takes it."""
+
+    def __repr__(self) -> str: ...
+
+class Settled(enum.IntEnum):
+    """How RequestBooks.settle() ended."""
+
+    QUIET = 0
+    """Nothing is left to do."""
+
+    NEWS = 1
+    """There are admitted requests or copies to take."""
+
+    MUST_DRAIN = 2
+    """
+    Growth waits for slots that copies hold: end all copies, then settle(drained=True).
+    """
+
+class StartAnswer(enum.IntEnum):
+    """Whether a request may start."""
+
+    FITS = 0
+    """It may."""
+
+    GAINS_BY_WAITING = 1
+    """Another request computes the block that it needs first."""
+
+    LACKS_ROOM = 2
+    """Its blocks are not there."""
+
+class Admitted:
+    """A request that settle() has admitted."""
+
+    @property
+    def request_id(self) -> int:
+        """The request's id."""
+
+    @property
+    def tokens_reused(self) -> int:
+        """Leading tokens that it found in the cache."""
+
+    @property
+    def tokens(self) -> int:
+        """The length of its prompt."""
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether it stands for a request."""
+
+    @property
+    def has_duration(self) -> bool:
+        """Whether its retention ends at some time."""
+
+    def __repr__(self) -> str: ...
+
+class GotBlocks:
+    """A request that has got further blocks."""
+
+    @property
+    def request_id(self) -> int:
+        """The request's id."""
+
+    @property
+    def tokens_reused(self) -> int | None:
+        """
+        Leading tokens that it found in the cache when it was admitted; None when it grew.
+        """
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether it stands for a request."""
+
+    def __repr__(self) -> str: ...
+
+class Starting:
+    """One pass of a capacity scheduler over the requests that wait."""
+
+    @property
+    def free(self) -> list[int]:
+        """Blocks, by window, that are left for the requests asked about next."""
+
+    @property
+    def tokens_found(self) -> int:
+        """Tokens in whole cached blocks of the request asked about last."""
+
+    def fits(self, blocks: Sequence[int]) -> bool:
+        """
+        Whether so many are left for the request asked about last, instead of those that were found for it.
+        """
+
+    def charge(self) -> None:
+        """The request asked about last starts."""
+
+    def __repr__(self) -> str: ...
+
+class RequestBooks:
+    """
+    Between the calls of a server's loop and the block manager: single calls become a batch, and wait for what the loop says late.
+    """
+
+    def __init__(self, manager: BlockManager, *, chunk_tokens: int | None = None, tokens_ahead: int | None = None) -> None:
+        """
+        chunk_tokens: of a prompt in one step, where prompts are reserved in chunks. tokens_ahead: positions that may be reserved then beyond those known to be computed.
+        """
+
+    def __repr__(self) -> str: ...
+
+    def add(self, prompt: Prompt, tokens_new_max: int, is_dummy: bool = False) -> None:
+        """Notes a request, for the next settle()."""
+
+    def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
+        """
+        Notes one more position of a request. A dummy's is settled at once, because its refusal is expected from this call.
+        """
+
+    def look(self, request_id: int, position: int) -> bool:
+        """
+        The request's position may have moved. Returns whether more chunks of its prompt will come.
+        """
+
+    def begin_at(self, request_id: int, position: int) -> None:
+        """The model begins there: behind what somebody loads."""
+
+    def settle(self, drained: bool = False) -> Settled:
+        """
+        Admits the noted requests in one batch, then grows the others. drained: all copies have ended.
+        """
+
+    def take_admitted(self) -> list[Admitted]:
+        """The requests that were admitted since the last call."""
+
+    def note_who_gets_blocks(self) -> None:
+        """From now on, for take_who_got_blocks()."""
+
+    def take_who_got_blocks(self) -> list[GotBlocks]:
+        """
+        The requests that were admitted, or grew by a block, since the last call.
+        """
+
+    def may_have_copies(self) -> bool:
+        """
+        Whether copies are queued; also true while another thread works on the manager.
+        """
+
+    def report(self, request_id: int, position: int) -> None:
+        """
+        A batch with a chunk of its prompt has ended. position: where the request stands. It may be unknown by now.
+        """
+
+    def filled(self, request_id: int, tokens: int) -> int:
+        """
+        Leading positions whose values are in the cache, as far as is known. tokens: those that the request has by now.
+        """
+
+    def store(self, request_id: int, tokens: int) -> None:
+        """
+        Stores what is computed of the prompt, without a report. tokens: those that the request has by now.
+        """
+
+    def rewind(self, request_id: int, count: int) -> None:
+        """Takes back the last count grown positions."""
+
+    def remove(self, request_id: int, tokens: int | None) -> int:
+        """
+        Ends a request that has so many tokens by now; with None it keeps nothing for others. Returns how many of its first tokens end() needs instead; 0 if it has ended.
+        """
+
+    def end(self, request_id: int, tokens: Any) -> None:
+        """Ends a request, and keeps these tokens of it for others."""
+
+    def keep_all_private(self) -> None:
+        """Nothing that live requests have computed, or will, is kept for others."""
+
+    def holds(self, request_id: int) -> bool:
+        """Whether the request was admitted, and not removed."""
+
+    def knows(self, request_id: int) -> bool:
+        """The same, or it is noted."""
+
+    def is_private(self, request_id: int) -> bool:
+        """Whether nothing of it is kept for others."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether only dummies are live."""
+
+    @property
+    def live(self) -> list[int]:
+        """The ids of the requests that were admitted and not removed, ascending."""
+
+    @property
+    def changes(self) -> int:
+        """While this number stays, all live requests keep the same blocks."""
+
+    def blocks_to_complete(self, request_ids: Any) -> list[int]:
+        """
+        Blocks, by window, that these requests take until their last tokens, besides those held or kept for them.
+        """
+
+    def start(self, free: Sequence[int]) -> Starting:
+        """Begins a scheduler's pass with so many blocks, by window."""
+
+    def ask(self, starting: Starting, prompt: Prompt, tokens_new_max: int) -> StartAnswer:
+        """
+        Whether the request may start and then grow by so many tokens. Charges nothing.
+        """
 
 class PinnedArray:
     """Pinned host memory with a shape."""

@@ -289,6 +289,7 @@ void bind_manager(nb::module_& m) {
     bind_upkeep(manager);
     bind_verbs(manager);
     bind_decode_batch(m, manager);
+    bind_request_books(m);
 }
 
 }  // namespace kvfix::bindings

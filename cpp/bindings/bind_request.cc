@@ -65,11 +65,7 @@ std::string read_text(nb::handle text, const Field& field) {
 void init_request(SequenceRequest* self, NamedRequest request_id, nb::handle tokens, std::int64_t beam_width,
                   std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
                   const Retention* retention) {
-    const RequestId id = request_id;
-    auto request = std::make_shared<const Request>(
-        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
-        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
-        retention != nullptr ? std::optional(*retention) : std::nullopt);
+    auto request = read_request(request_id, tokens, beam_width, lora_id, salt, extra_keys, retention);
     new (self) SequenceRequest{std::move(request)};
 }
 
@@ -117,6 +113,14 @@ std::string text_of(const Request& request) {
 nb::tuple reduced(nb::handle object, const nb::dict& keywords) {
     const nb::object make = nb::module_::import_("functools").attr("partial")(object.type(), **keywords);
     return nb::make_tuple(make, nb::tuple());
+}
+
+RequestPtr read_request(RequestId id, nb::handle tokens, std::int64_t beam_width, std::optional<std::int64_t> lora_id,
+                        nb::handle salt, nb::handle extra_keys, const Retention* retention) {
+    return std::make_shared<const Request>(
+        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
+        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
+        retention != nullptr ? std::optional(*retention) : std::nullopt);
 }
 
 Salt read_salt(nb::handle salt, const Field& field) {

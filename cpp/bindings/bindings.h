@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,11 @@ void bind_replay(nanobind::module_& module);
 // Reads a salt, which keeps prefixes with equal tokens apart, as Python passes it.
 Salt read_salt(nanobind::handle salt, const Field& field);
 std::vector<ExtraKey> read_extra_keys(nanobind::handle keys, const Field& field);
+
+// Makes a request of what Python says of it. Errors name the request and the field.
+RequestPtr read_request(RequestId id, nanobind::handle tokens, std::int64_t beam_width,
+                        std::optional<std::int64_t> lora_id, nanobind::handle salt, nanobind::handle extra_keys,
+                        const Retention* retention);
 
 nanobind::object salt_object(const Salt& salt);
 

@@ -17,6 +17,7 @@ using ManagerClass = nanobind::class_<BlockManager>;
 
 void bind_verbs(ManagerClass& manager);
 void bind_decode_batch(nanobind::module_& module, ManagerClass& manager);
+void bind_request_books(nanobind::module_& module);
 
 template <class T>
 std::optional<std::vector<T>> read_optional(nanobind::handle values, const char* field) {

@@ -78,7 +78,7 @@ void AdmissionPlanner::match_window(const State& state, const Window& window, co
     match.runs_end = match.runs_begin + 1;
     const bool has_gaps =
         window.tree.orphaned() != 0 || window.in_flight[kPrimary] != 0 || window.in_flight[kHost] != 0;
-    if (state.config.block_reuse && window.tree.by_prefix() && has_gaps) {
+    if (state.reuses() && window.tree.by_prefix() && has_gaps) {
         find_later_runs(state, window, *request, match);
     }
 }
@@ -97,7 +97,7 @@ Run AdmissionPlanner::first_run(const State& state, const Window& window, const 
 }
 
 Run AdmissionPlanner::walk_from_root(const State& state, const Window& window, const Request& request) {
-    const ParentRef root = state.config.block_reuse ? window.tree.find_root(request.identity) : kNone;
+    const ParentRef root = state.reuses() ? window.tree.find_root(request.identity) : kNone;
     return root == kNone ? Run{} : walk(state, window, request, root, 0);
 }
 

@@ -11,6 +11,7 @@
 #include "core/digest.h"
 #include "core/evict.h"
 #include "core/invariants.h"
+#include "core/pause_point.h"
 #include "core/pin.h"
 #include "core/preempt.h"
 #include "core/prune.h"
@@ -22,6 +23,9 @@
 
 namespace kvfix {
 namespace {
+
+// Blocks that a reset removes before it lets others have the lock: a fraction of a millisecond.
+constexpr std::uint32_t kResetAtOnce = 1024;
 
 BlockManagerConfig checked(BlockManagerConfig config) {
     check_config(config);
@@ -234,8 +238,20 @@ void BlockManager::refresh_blocks() {
 }
 
 void BlockManager::reset_reuse_state() {
-    const ManagerGuard guard(mutex_);
-    evict::drop_everything(state_);
+    {
+        const ManagerGuard guard(mutex_);
+        evict::begin_reset(state_);
+    }
+    evict::Sweep sweep;
+    for (;;) {
+        {
+            const ManagerGuard guard(mutex_);
+            if (evict::reset_some(state_, sweep, kResetAtOnce)) {
+                return;
+            }
+        }
+        KVFIX_PAUSE("reset.between");
+    }
 }
 
 KvCacheStats BlockManager::get_kv_cache_stats() const {

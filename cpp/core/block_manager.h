@@ -89,6 +89,7 @@ class BlockManager {
 
     void advance_time(std::int64_t now_ms);
     void refresh_blocks();
+    // In steps, between which it lets go of the lock. Until it returns, nothing is found, and nothing stored.
     void reset_reuse_state();
 
     KvCacheStats get_kv_cache_stats() const;
@@ -98,6 +99,8 @@ class BlockManager {
     void check_invariants() const;
 
   private:
+    friend class RequestBooks;  // one more set of verbs over the state, under the same lock
+
     template <class MakePlan>
     bool grow_shortly(MakePlan&& make_plan);
 

@@ -131,6 +131,7 @@ std::uint64_t digest_of(State& state) {
     }));
     digest.mix(state.ledger.digest());
     digest.mix(static_cast<std::uint64_t>(state.now_ms));
+    digest.mix(state.resets);
     for (const CacheCounters* counters : {&state.closed, &state.iteration, &state.current}) {
         mix_numbers(digest, *counters);
     }

@@ -1,5 +1,6 @@
 #include "core/evict.h"
 
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -7,6 +8,7 @@
 #include "core/publish.h"
 #include "core/retain.h"
 #include "core/review.h"
+#include "core/steps.h"
 
 namespace kvfix::evict {
 namespace {
@@ -101,6 +103,18 @@ void evict_primary(State& state, Window& window) {
     state.current.blocks_dropped += drop(state, window, victim);
 }
 
+// A block at or below this one that nothing hangs below.
+BlockIndex some_leaf(const Window& window, BlockIndex block) {
+    for (BlockIndex child = block; child != kNone; child = window.tree.some_child(block)) {
+        KVFIX_STEP();
+        block = child;
+        if (window.tree.by_prefix()) {
+            break;
+        }
+    }
+    return block;
+}
+
 void unlink(State& state, Window& window, BlockIndex block) {
     // A block whose slot has just been taken over has none left. It was in primary.
     const Tier tier = window.blocks[block].host_only() ? Tier::host : Tier::primary;
@@ -191,16 +205,32 @@ std::uint64_t drop(State& state, Window& window, BlockIndex block) {
     return subtree.size();
 }
 
-void drop_everything(State& state) {
+void begin_reset(State& state) {
+    ++state.resets;
     for (Window& window : state.windows) {
-        std::vector<BlockIndex> all;
-        window.tree.collect_all(all);
-        for (const BlockIndex block : all) {
-            if (window.blocks[block].in_tree && is_root(window.blocks[block].parent)) {
-                drop(state, window, block);
+        window.tree.note_change();
+    }
+}
+
+bool reset_some(State& state, Sweep& sweep, std::uint32_t blocks_max) {
+    for (; sweep.window < state.windows.size(); ++sweep.window, sweep.block = 0) {
+        Window& window = state.windows[sweep.window];
+        for (; sweep.block < window.blocks.size(); ++sweep.block) {
+            KVFIX_STEP();
+            const BlockIndex top{sweep.block};
+            for (BlockIndex at = top; std::as_const(window.blocks)[top].in_tree;) {
+                if (blocks_max-- == 0) {
+                    return false;
+                }
+                const BlockIndex leaf = some_leaf(window, at);
+                at = leaf == top ? top : window.tree.block_of(std::as_const(window.blocks)[leaf].parent);
+                drop(state, window, leaf);
             }
         }
+        window.tree.note_change();
     }
+    --state.resets;
+    return true;
 }
 
 }  // namespace kvfix::evict

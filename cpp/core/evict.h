@@ -1,6 +1,7 @@
 // Makes room: chooses what is evicted, and what goes with it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -21,7 +22,14 @@ void drop_host_copy(Window& window, BlockIndex block);
 SlotIndex detach_primary(Window& window, BlockIndex block);
 // Removes the block and its descendants from the tree. Returns how many.
 std::uint64_t drop(State& state, Window& window, BlockIndex block);
-// Removes everything that can be found, in all windows.
-void drop_everything(State& state);
+// Everything that can be found is removed in steps, so that other calls come between them. From begin_reset() until
+// reset_some() has returned true, nothing is found, and nothing enters the tree: what a step has passed stays empty.
+struct Sweep {
+    std::size_t window = 0;
+    std::uint32_t block = 0;
+};
+void begin_reset(State& state);
+// Removes up to so many blocks. Returns whether that was the last step.
+bool reset_some(State& state, Sweep& sweep, std::uint32_t blocks_max);
 
 }  // namespace kvfix::evict

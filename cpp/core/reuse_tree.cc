@@ -276,12 +276,4 @@ void ReuseTree::collect_direct_children(BlockIndex block, std::vector<BlockIndex
     collect_children(store_[block].children, out);
 }
 
-void ReuseTree::collect_all(std::vector<BlockIndex>& out) const {
-    for (const BlockIndex block : store_.all()) {
-        if (store_[block].in_tree) {
-            out.push_back(block);
-        }
-    }
-}
-
 }  // namespace kvfix

@@ -113,6 +113,8 @@ class ReuseTree {
 
     // Counts how often a block or a root has come or gone. While it stays the same, look-ups find the same.
     std::uint64_t changes() const { return changes_; }
+    // Look-ups find something else from now on, although no block comes or goes.
+    void note_change() { ++changes_; }
 
     BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
     bool holds(BlockIndex block, const BlockContent& wanted) const;
@@ -159,7 +161,6 @@ class ReuseTree {
     ParentRef remove(BlockIndex block);
     // Appends all descendants, parents before children.
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
-    void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
 
     // The heap order of the treaps: fixed for each block, spread evenly, and the same wherever the seed is.

@@ -29,9 +29,12 @@ struct State {
     SequenceTable sequences;
     std::int64_t now_ms = 0;
     std::uint64_t sequences_suspended = 0;
+    std::uint32_t resets = 0;  // calls of reset_reuse_state() under way: meanwhile nothing is found, and nothing stored
     std::uint64_t mark = 0;  // the last call that took several ids; Sequence::mark compares
 
     std::uint32_t tokens_per_block() const { return config.tokens_per_block; }
+    // Whether blocks are found and stored now.
+    bool reuses() const { return config.block_reuse && resets == 0; }
 };
 
 inline BlockId id_of(const Window& window, BlockIndex block) { return BlockId{window.block_id_base + number(block)}; }

@@ -136,8 +136,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
 void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
     const std::uint32_t rest = tokens % window.blocks.tokens_per_block();
     const StoreCursor& cursor = sequence.cursors[window.index];
-    const bool wanted =
-        state.config.block_reuse && state.config.partial_reuse && sequence.beam_width() == 1 && rest != 0;
+    const bool wanted = state.reuses() && state.config.partial_reuse && sequence.beam_width() == 1 && rest != 0;
     if (!wanted || cursor.position != tokens / window.blocks.tokens_per_block() ||
         first_unsure(state, sequence) <= cursor.position) {
         return;
@@ -221,7 +220,7 @@ void context(State& state, RequestId id, std::uint32_t tokens_computed) {
 }
 
 void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
-    if (!state.config.block_reuse) {
+    if (!state.reuses()) {
         return;
     }
     if (window.tree.by_prefix()) {

@@ -214,5 +214,33 @@ TEST(AFork, WaitsForTheCallThatRunsAndItsChildMayEndTheCopyAndNothingElse) {
     manager->check_invariants();
 }
 
+// More blocks than a reset removes at once.
+TEST(Reset, LetsOthersInAndShowsThemNothing) {
+    constexpr std::uint32_t kBlocks = 3000;
+    constexpr std::uint32_t kLength = kBlocks / 2 * testing::kTokensPerBlock;
+    Manager manager(config(kBlocks));
+    const Tokens known = tokens(kLength, 0);
+    manager.cache(1, known);
+    manager.add_sequence(request(2, tokens(8, 100'000)));
+    PausePoint after_the_first_step("reset.between");
+    std::thread reset([&] { manager.reset_reuse_state(); });
+    after_the_first_step.await_arrival();
+    const std::uint64_t cached = manager.get_kv_cache_stats().windows.front().primary.cached;
+    EXPECT_GT(cached, 0U) << "it is half done";
+    EXPECT_EQ(manager.analyze_prefix_reuse(request(9, known)).tokens, 0U);
+    manager.add_sequence(request(3, joined(tokens(8, 0), tokens(8, 200'000))));
+    manager.store_context_blocks(2, 8);
+    manager.store_context_blocks(3, 16);
+    manager.remove_sequence(3, true, false, std::nullopt);
+    EXPECT_EQ(manager.get_kv_cache_stats().windows.front().primary.cached, cached) << "nothing is stored meanwhile";
+    manager.check_invariants();
+    after_the_first_step.release();
+    reset.join();
+    EXPECT_EQ(manager.get_kv_cache_stats().windows.front().primary.cached, 0U);
+    manager.check_invariants();
+    manager.store_context_blocks(2, 8);
+    EXPECT_EQ(manager.analyze_prefix_reuse(request(9, tokens(9, 100'000))).tokens, 8U) << "from now on again";
+}
+
 }  // namespace
 }  // namespace kvfix

@@ -115,6 +115,10 @@ class Server:
         self.model = Model(self.where)
         self.impl = NativeKvCache(**keywords(sizes, stream))
         self.impl.allocate_pools(False)
+        # Masked lanes multiply what lies in a slot that nobody has written, and memory may hold NaN of earlier owners.
+        # Like upstream, the manager does not clear its pools.
+        for layer in range(LAYERS):
+            self.impl.get_primary_pool_data(layer)[:] = 0
         self.mapping = self.impl.get_layer_to_pool_mapping().tolist()
         capacity = scheduler_for(8, self.impl)
         assert capacity is not None

@@ -25,33 +25,46 @@ LONGEST = 64  # tokens of a sequence
 
 
 class Promises:
-    """The core, as the books call it: a request reuses exactly what it was promised a moment before."""
+    """The notes on requests, as the books call them: a request reuses exactly what it was promised a moment before."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, requests: Any, core: Any, ahead: int | None) -> None:
+        self._requests = requests
         self._core = core
+        self._ahead = ahead
+        self._noted: list[Any] = []
+        self._told: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
+        return getattr(self._requests, name)
 
-    def add_sequence_batch(self, requests: list[Any], **how: Any) -> Any:
-        told = {each.request_id: self._core.analyze_prefix_reuse(each, **how).tokens for each in requests}
-        batch = self._core.add_sequence_batch(requests, **how)
+    def add(self, prompt: Any, *how: Any) -> None:
+        self._requests.add(prompt, *how)
+        self._noted.append(prompt.sequence)
+
+    def settle(self, *how: Any, **more: Any) -> Any:
+        asked, self._noted = self._noted, []
+        for each in asked:
+            self._told[each.request_id] = self._core.analyze_prefix_reuse(each, chunk_tokens=self._ahead).tokens
+        return self._requests.settle(*how, **more)
+
+    def take_admitted(self) -> Any:
         unit = self._core.config.tokens_per_block
-        for each in batch.admitted:
-            promised = told[each.request_id]
+        admitted = self._requests.take_admitted()
+        for each in admitted:
+            promised = self._told.pop(each.request_id)
             # A batch that does not fit with the source of a copy does without that part of a block.
             if each.tokens_reused not in (promised, promised // unit * unit):
                 raise AssertionError(
                     f"request {each.request_id} reuses {each.tokens_reused} tokens, but was told {promised}"
                 )
-        return batch
+        return admitted
 
 
 def prepare(server: Server) -> None:
     server.iterations_max = ITERATIONS_MAX
     if hasattr(server.manager.impl, "core"):
-        books = server.manager.impl._books
-        books.core = Promises(books.core)
+        impl = server.manager.impl
+        impl._books.requests = Promises(impl._requests, impl.core, impl.layout.ahead)
 
 
 def drawn(seed: int, *, windows: bool = False) -> Scenario:

@@ -54,7 +54,9 @@ def sliding(server: Any) -> None:
 
     def refresh_blocks() -> None:
         refresh()
-        left.extend(impl.get_num_front_blocks_removed(each, impl.layout.windows[0].size) for each in impl._books.live)
+        left.extend(
+            impl.get_num_front_blocks_removed(each, impl.layout.windows[0].size) for each in impl._requests.live
+        )
 
     def at_end() -> None:
         assert server.engine.positions_left, "nobody came to the end of a window"

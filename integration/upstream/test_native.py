@@ -18,7 +18,6 @@ from integration.upstream.native_crowds import ERAS
 from integration.upstream.running import Result, apart
 from integration.upstream.scenarios import SCENARIOS as ALL_SCENARIOS
 from tests.managers.making import keywords
-from trtllm_kvfix.managers.books import LiveSequence
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 
 TREES = Path(os.environ.get("UPSTREAM", ""))
@@ -62,14 +61,16 @@ def without_waiting(server: Any) -> None:
     own.end = end
 
 
-def ahead_of_the_device(_: Any) -> None:
+def ahead_of_the_device(server: Any) -> None:
     """Stored up to where the request's position stands at the call."""
+    impl = server.manager.impl
 
-    def reported(self: LiveSequence) -> int:
-        self.computed = max(self.computed, min(self.request.context_current_position, self.prompt_length))
-        return self.computed
+    def report(request: Any) -> None:
+        computed = min(request.context_current_position, request.prompt_len)
+        if impl._requests.holds(request.request_id) and not impl._requests.is_private(request.request_id):
+            impl.core.store_context_blocks(request.request_id, computed)
 
-    LiveSequence.reported = reported  # type: ignore[method-assign]  # in a process of its own
+    impl.store_context_blocks = report
 
 
 def nobody_holds(server: Any) -> None:
@@ -194,4 +195,4 @@ def test_every_name_that_upstream_calls_is_there_and_takes_its_arguments(era: st
             continue
         assert hasattr(impl, name), name
         if arguments >= 0:
-            inspect.signature(getattr(impl, name)).bind(*range(arguments))
+            inspect.signature(getattr(NativeKvCache, name)).bind(impl, *range(arguments))

@@ -108,6 +108,7 @@ def test_every_method_that_both_have_answers_as_declared(era: str, monkeypatch: 
 
 def ask_everything(b: Bench) -> None:
     impl = b.impl
+    del impl.add_token  # it goes past the class, where calls are watched
     for name, arguments in TENSORS.items():
         getattr(impl, name)(*arguments)
     b.served(1, PROMPT)

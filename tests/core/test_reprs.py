@@ -1,6 +1,7 @@
 """Every bound class says in one line what it holds; none leaves it at its address."""
 
 from collections.abc import Iterator
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ SIMULATED = native.open_device("cpu")
 CLASSES = [
     each
     for each in (getattr(native, name) for name in native.__all__)
-    if isinstance(each, type) and not issubclass(each, Exception)
+    if isinstance(each, type) and not issubclass(each, Exception | Enum)
 ]
 
 
@@ -34,6 +35,14 @@ def of_the_manager() -> Iterator[object]:
     stats = m.get_kv_cache_stats()
     yield from (stats, stats.windows[0], stats.windows[0].primary, stats.total)
     yield m.get_latest_events()[0]
+
+
+def of_requests() -> Iterator[object]:
+    books = native.RequestBooks(manager(primary=4))
+    noted = native.Prompt(1, prompt(1, 9))
+    books.add(noted, 8)
+    books.settle()
+    yield from (books, noted, books.take_admitted()[0], books.start([4]))
 
 
 def of_devices() -> Iterator[object]:
@@ -90,7 +99,7 @@ def of_replays() -> Iterator[object]:
     yield from (requests, scheduler, scheduler.tally, scheduler.tally.tokens)
 
 
-SCENES = (of_the_manager, of_devices, of_lanes, of_books, of_replays)
+SCENES = (of_the_manager, of_requests, of_devices, of_lanes, of_books, of_replays)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +132,8 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.CopyEngine: "CopyEngine(in_flight=0, transfers_max=64, waits=0)",
         native.EndedTransfer: "EndedTransfer(job=7, bytes=64, error='')",
         native.PrefixHashes: "PrefixHashes(request_id=1, blocks=2)",
+        native.Prompt: "Prompt(request_id=1, num_tokens=9, is_private=False)",
+        native.RequestBooks: "RequestBooks(live=[1])",
         native.TierClaim: "TierClaim(first=0, slots=[0, 1], declined=False)",
         native.TierIndex: "TierIndex(slots=4, tokens_per_block=2, free=2, owned=2, sequences=1)",
         native.TurnLock: "TurnLock(depth=0, queued=0, turns=1, waits=0, wait_us=0.000000)",

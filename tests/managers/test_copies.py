@@ -85,7 +85,7 @@ def test_copies_that_the_device_refuses_before_the_first_leave_no_slot_behind(
 ) -> None:
     other = tight.request(2, range(100, 116))
     with monkeypatch.context() as patched:
-        patched.setattr(tight.impl._books._copies, "_device", Refusing())
+        patched.setattr(tight.impl._copies, "_device", Refusing())
         tight.prepare([other])
     assert is_free(tight.impl.core), "what did not reach it is forgotten"
     assert tight.cached(range(16)) == 0

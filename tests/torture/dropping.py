@@ -54,6 +54,7 @@ class Things:
         self.kept: dict[str, Any] = {
             "stream": stream,
             "manager": manager,
+            "requests": native.RequestBooks(manager),
             "native mark": marks.set(stream),
             "marks": marks,
             "lane": lane,

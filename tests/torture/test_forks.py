@@ -74,7 +74,19 @@ def test_children_drop_everything_that_reaches_a_device_or_has_a_lock() -> None:
 
 # Plain values, which hold neither memory of a device nor a lock.
 VALUES = {
-    *("Admission", "BatchAdmission", "BlockEvent", "BlockManagerConfig", "CacheCounters", "DecodeBatch"),
+    *(
+        "Admission",
+        "Admitted",
+        "Prompt",
+        "Settled",
+        "StartAnswer",
+        "Starting",
+        "BatchAdmission",
+        "BlockEvent",
+        "BlockManagerConfig",
+        "CacheCounters",
+        "DecodeBatch",
+    ),
     *("DeviceTable", "EndedTransfer", "KvCacheStats", "LaneStats", "PrefixReuse", "ReplayRequests", "ReplayReuse"),
     *("ReplayScheduler", "ReplayTally", "RequestStats", "Retention", "SequenceRequest", "StagerStats", "TierClaim"),
     *("TierIndexStats", "TierStats", "TransferBatch", "TransferItem", "TurnLockStats", "WindowStats"),

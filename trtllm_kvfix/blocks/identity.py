@@ -60,8 +60,8 @@ def multimodal_spans(request: Any) -> tuple[tuple[int, int, bytes], ...] | None:
     lengths = getattr(request, "multimodal_lengths", None) or ()
     if not len(hashes) == len(positions) == len(lengths):
         return None
-    if not hashes and may_have_images(request):
-        return None
+    if not hashes:
+        return None if may_have_images(request) else ()
     digests = [np.asarray(words, np.int64).astype(np.uint32).tobytes() for words in hashes]
     if any(len(digest) > DIGEST_BYTES_MAX for digest in digests):
         return None

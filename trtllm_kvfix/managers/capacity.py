@@ -15,8 +15,9 @@ from typing import Any
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.keywords import named
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
-from trtllm_kvfix.managers.prompts import Prompt, prompt_of
-from trtllm_kvfix.managers.questions import Blocks, Questions, fits, less
+from trtllm_kvfix.managers.prompts import prompt_of
+from trtllm_kvfix.managers.questions import Blocks, fits, less
+from trtllm_kvfix.native import StartAnswer
 
 Ahead = Callable[[Any], int]  # tokens behind the prompt for which a request must find room to start
 Scheduled = tuple[list[Any], list[Any], list[Any]]  # requests that fit, wait for another server's cache (none), pause
@@ -40,6 +41,9 @@ def scheduler_for(
     return policy(max_num_requests, kv_cache_manager, peft_cache_manager)
 
 
+GAINS_BY_WAITING, LACKS_ROOM = StartAnswer.GAINS_BY_WAITING, StartAnswer.LACKS_ROOM
+
+
 class Policy(ABC):
     def __init__(self, max_num_requests: int, kv_cache_manager: NativeKvCache, peft_cache_manager: Any) -> None:
         self.max_num_requests = max_num_requests
@@ -53,38 +57,26 @@ class Policy(ABC):
         """Adds to the chosen requests, which run, as many of the others as fit, in their order."""
         questions = self.kv_cache_manager.questions
         adapters = _Adapters(self.peft_cache_manager, chosen)
-        wait_for = questions.being_computed() if self.kv_cache_manager.enable_block_reuse else set()
+        starting = questions.starting(free)
         for request in waiting:
             if len(chosen) >= self.max_num_requests:
                 break
             prompt = prompt_of(request)
-            if self._gains_by_waiting(request, prompt, questions, wait_for):
-                continue
             ahead = tokens_ahead(request)
-            blocks = questions.to_admit(prompt, ahead)
-            if not fits(blocks, free):
-                blocks = questions.to_admit_closely(prompt, ahead)
-            if not fits(blocks, free):
+            verdict = questions.ask(starting, prompt, ahead)
+            if self._wants_estimates(request):
+                # Newer schedulers of chunks charge by this estimate. One that is too high would exceed their budget.
+                request.estimated_reusable_tokens = starting.tokens_found
+            if verdict == GAINS_BY_WAITING:
+                continue
+            if verdict == LACKS_ROOM and not questions.fits_closely(starting, prompt, ahead):
                 break  # later requests must not overtake it for ever
             if adapters.claim(request):
-                free = less(free, blocks)
+                starting.charge()
                 chosen.append(request)
 
-    def _gains_by_waiting(self, request: Any, prompt: Prompt, questions: Questions, wait_for: set[int]) -> bool:
-        """Another request computes the very block that it needs first: in a later iteration that block is cached."""
-        if not self.kv_cache_manager.enable_block_reuse:
-            return False
-        prefix = questions.prefix_of(prompt)
-        if hasattr(request, "estimated_reusable_tokens"):
-            # Newer schedulers of chunks charge by this estimate. One that is too high would exceed their budget.
-            request.estimated_reusable_tokens = prefix.tokens
-        name = None if prefix.first_new is None else questions.name_of(prompt, prefix.first_new)
-        if name is None:
-            return False
-        if name in wait_for:
-            return True
-        wait_for.add(name)
-        return False
+    def _wants_estimates(self, request: Any) -> bool:
+        return self.kv_cache_manager.enable_block_reuse and hasattr(request, "estimated_reusable_tokens")
 
 
 class GuaranteedNoEvict(Policy):

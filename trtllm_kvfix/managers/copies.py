@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from trtllm_kvfix.managers.memory import Memory, Spans
-from trtllm_kvfix.native import BlockManager, CopyEngine, Device, DeviceError, TransferItem
+from trtllm_kvfix.native import BlockManager, CopyEngine, Device, DeviceError, RequestBooks, TransferItem
 from trtllm_kvfix.staging import current_place
 
 TRANSFERS_MAX = 256  # groups of copies in flight; one more waits for the oldest
@@ -19,8 +19,9 @@ TRANSFERS_MAX = 256  # groups of copies in flight; one more waits for the oldest
 class BookedCopies:
     """The caller holds a lock around every call."""
 
-    def __init__(self, core: BlockManager, device: Device, memory: Memory, stream: int) -> None:
+    def __init__(self, core: BlockManager, requests: RequestBooks, device: Device, memory: Memory, stream: int) -> None:
         self._core = core
+        self._requests = requests
         self._device = device
         self._memory = memory
         self._stream = stream
@@ -52,7 +53,9 @@ class BookedCopies:
             self._pending.append((batch.ticket, transfers))
 
     def end(self) -> None:
-        """Wait for everything submitted. Raises if a request's blocks did not arrive: its answer would be wrong."""
+        """Wait for everything queued. Raises if a request's blocks did not arrive: its answer would be wrong."""
+        if self._requests.may_have_copies():
+            self.submit()  # what a batch queued before it failed
         while self._pending:
             ticket, transfers = self._pending.popleft()
             try:

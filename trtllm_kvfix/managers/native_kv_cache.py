@@ -21,11 +21,18 @@ from trtllm_kvfix.managers.copies import BookedCopies
 from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.layout import CacheLayout
 from trtllm_kvfix.managers.memory import Memory, layer_table
-from trtllm_kvfix.managers.prompts import Prompt, prompt_of
+from trtllm_kvfix.managers.prompts import prompt_of, read_prompt
 from trtllm_kvfix.managers.questions import Prefix, Questions
 from trtllm_kvfix.managers.reports import FIRST_HALF, KVCacheEvent
 from trtllm_kvfix.managers.watched import watched
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, TransferItem, block_hashes
+from trtllm_kvfix.native import (
+    BlockManager,
+    BlockManagerConfig,
+    RequestBooks,
+    SequenceRequest,
+    TransferItem,
+    block_hashes,
+)
 from trtllm_kvfix.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
@@ -44,7 +51,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def locked(method: Method) -> Method:
-    """The core takes calls from any thread; the notes between upstream's calls need a lock of their own.
+    """The extension takes calls from any thread; what lies between its calls, such as copies, needs a lock of its own.
 
     Methods that run in every iteration take the lock themselves, without a wrapper around them.
     """
@@ -63,7 +70,7 @@ def answering(method: Method) -> Method:
     @wraps(method)
     def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            self._books.settle()
+            self._settle()
             return method(self, *args, **kwargs)
 
     return cast("Method", call)
@@ -100,6 +107,9 @@ class NativeKvCache:
         self.max_blocks_per_seq = layout.blocks_per_sequence
         self.max_attention_window_vec = list(layout.window_vector)
         self.is_variable_window = len(layout.windows) > 1
+        self._requests = RequestBooks(self.core, chunk_tokens=layout.chunk, tokens_ahead=layout.ahead)
+        # Upstream calls it for each request in each iteration: without a frame of Python in between.
+        self.add_token = self._requests.add_token  # type: ignore[method-assign]
         self._lock = threading.RLock()
         self._has_pools = False
 
@@ -116,10 +126,11 @@ class NativeKvCache:
             raise NotServed("allocate_pools: unified memory is not served")
         device = current_place().device
         self._memory = Memory(device, self.layout)
-        self._copies = BookedCopies(self.core, device, self._memory, self.layout.stream)
+        self._copies = BookedCopies(self.core, self._requests, device, self._memory, self.layout.stream)
         serial = next_serial()
-        self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
-        self._watch = watched(device, self.layout, self._books.slots, self._memory.pointers(), self._settings)
+        self._books = Books(self.core, self._requests, self._copies, Clock(self.core, serial), self.layout)
+        self._settle = self._books.settle
+        self._watch = watched(device, self.layout, self._books, self._memory.pointers(), self._settings)
         if self._watch is not None:
             self._books.watch = self._watch
             self._copies.on_submit = self._watch.moved
@@ -176,53 +187,51 @@ class NativeKvCache:
             self._comparison.step()
 
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
-        if self._books.add(request_id, input_length, beam_width, llm_request):
+        if beam_width != 1:
+            raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
+        if self._books.add(request_id, input_length, llm_request):
             with self._lock:
-                self._books.settle()
+                self._settle()  # upstream expects the refusal of a dummy from this very call
 
     def add_sequence_batch(self, request_infos: list[tuple[int, int, int]], llm_requests: list[Any]) -> None:
         for info, request in zip(request_infos, llm_requests, strict=True):
             self.add_sequence(*info, request)
 
     def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
-        """Upstream calls this for each request in each iteration, so it only takes a note, which needs no lock.
-
-        If the request is unknown, the call that settles the notes raises and names it.
-        """
-        del detach_swa_front_blocks  # there is no window to leave
-        books = self._books
-        books.growing.append(request_id)
-        if request_id in books.dummies:
-            with self._lock:
-                books.settle()  # upstream expects the refusal of a dummy from this very call
+        """Note one more position. If the request is unknown, the call that settles the notes raises and names it."""
+        self._requests.add_token(request_id, detach_swa_front_blocks)
 
     def refresh_blocks(self) -> None:
         with self._lock:
-            self._books.settle()
+            self._settle()
             self.core.refresh_blocks()
 
-    @locked
     def store_context_blocks(self, llm_request: Any) -> None:
-        self._books.report(llm_request)
+        self._requests.report(llm_request.request_id, llm_request.context_current_position)
 
-    @locked
     def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> int | None:
         """One number for all that is pinned on release, also where `store_blocks_for_reuse` lists them."""
-        pinned = self._pinned(request_id) if pin_on_release else []
-        self._books.remove(request_id, llm_request)
-        return self._books.pins.chain(pinned)
+        with self._lock:
+            pinned = self._pinned(request_id) if pin_on_release else []
+            self._books.remove(request_id, llm_request)
+            return self._books.pins.chain(pinned)
 
-    @locked
+    @answering
     def rewind_kv_cache(self, request_id: int, rewind_len: int) -> None:
         self._books.rewind(request_id, rewind_len)
 
-    @answering
     def reset_reuse_state(self) -> None:
-        self._books.forget_prefixes()
+        """The weights may have changed, so what live requests have computed is no prefix of anything either.
+
+        The core resets in steps, so that others come between them, and no lock may be held around it.
+        """
+        with self._lock:
+            self._settle()
+            self._requests.keep_all_private()
+        self.core.reset_reuse_state()
 
     # ---- slots of a sequence: upstream indexes the pools with them ----
 
-    @answering
     def copy_batch_block_offsets(
         self,
         output: Any,
@@ -233,7 +242,9 @@ class NativeKvCache:
         use_swa_context_slots: bool = False,
     ) -> None:
         del use_swa_cyclic_slots, use_swa_context_slots
-        self._books.slots.write_offsets(output, request_ids, beam_width, offset)
+        with self._lock:
+            self._settle()
+            self._books.slots.write_offsets(output, request_ids, beam_width, offset)
 
     @answering
     def get_batch_cache_block_ids(self, request_ids: list[int], window_size: int) -> list[list[list[int]]]:
@@ -247,13 +258,13 @@ class NativeKvCache:
 
     @answering
     def get_token_count(self, request_id: int) -> int:
-        return self._books.live[request_id].length
+        return self.core.get_token_count(request_id)
 
     # ---- blocks that are held beyond their request, by slots ----
 
-    @locked
+    @answering
     def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool) -> Any:
-        self._books.store(request_id, llm_request)
+        self._requests.store(request_id, llm_request.get_num_tokens(0))
         slots = self._pinned(request_id) if pin_blocks else []
         return slots if self.layout.pins_by_list else self._books.pins.chain(slots)
 
@@ -271,7 +282,7 @@ class NativeKvCache:
 
     def _pinned(self, request_id: int) -> list[int]:
         self._refuse_windows()
-        return self._books.pin(request_id) if self._books.knows(request_id) else []
+        return self._books.pin(request_id) if self._requests.knows(request_id) else []
 
     def _refuse_windows(self) -> None:
         if self.layout.slides:
@@ -284,18 +295,18 @@ class NativeKvCache:
     def commit_and_get_block_hashes_for_request(self, llm_request: Any, window_size: int) -> list[int]:
         """The hashes of all blocks that its tokens fill, those of its answer too, whether they are stored or not."""
         del window_size
-        sequence = self._books.live[llm_request.request_id]
+        request_id = llm_request.request_id
         full = llm_request.get_num_tokens(0) // self.tokens_per_block
-        if len(sequence.names) != full:
-            names = self.core.commit_and_get_block_hashes(sequence.request_id)
-            if full > len(names) and not sequence.is_private:  # the core does not know what was generated
-                names = block_hashes(Prompt(llm_request).sequence, self.core.config)
-            sequence.names = tuple(each & FIRST_HALF for each in names)
-        return list(sequence.names)
+        if len(self._books.names.get(request_id, ())) != full:
+            names = self.core.commit_and_get_block_hashes(request_id)
+            if full > len(names) and not self._requests.is_private(request_id):  # the core does not know the answer
+                names = block_hashes(read_prompt(llm_request).sequence, self.core.config)
+            self._books.names[request_id] = [each & FIRST_HALF for each in names]
+        return list(self._books.names.get(request_id, ()))
 
     @answering
     def get_priority_by_block_id(self, block_id: int, window_size: int) -> int:
-        block = self._books.block_in(block_id, self.layout.window_of(window_size))
+        block = self._books.slots.block_in(block_id, self.layout.window_of(window_size))
         return PRIORITY_OF_NOBODY if block is None else self.core.get_priority_by_block_id(block)
 
     def get_memory_pool_block_indices(self, block_ids: Sequence[int], window_size: int) -> list[int]:
@@ -362,8 +373,8 @@ class NativeKvCache:
 
     def start_scheduling(self) -> None:
         with self._lock:
-            self._books.settle()
-            self._books.end_copies()
+            self._settle()
+            self._copies.end()
 
     @locked
     def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:

@@ -7,7 +7,6 @@ their blocks.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -15,14 +14,10 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.blocks.identity import multimodal_spans
-from trtllm_kvfix.native import BlockManagerConfig, PrefixHashes, Retention, SequenceRequest
+from trtllm_kvfix.native import Prompt, Retention, SequenceRequest
 
-_KEPT = "_kvfix_prompt"
-_PRIVATE = "_kvfix_private"
 _serials = count()
 NOTED_RETENTION = "py_kvfix_retention"  # by a name that upstream copies to a request's children
-# Admission refuses tokens that the core does not take; the code here does not.
-_REFUSED_LATER = suppress(TypeError, ValueError, OverflowError)
 
 
 class NotedRetention(NamedTuple):
@@ -41,10 +36,6 @@ class NotedRetention(NamedTuple):
         )
         return cls(tuple(ranges), config.decode_retention_priority, _milliseconds(config.decode_duration_ms))
 
-    @property
-    def has_duration(self) -> bool:
-        return self.decode_duration_ms is not None or any(duration is not None for *_, duration in self.ranges)
-
     def for_the_core(self) -> Retention:
         return Retention(list(self.ranges), self.decode_priority, self.decode_duration_ms)
 
@@ -56,44 +47,29 @@ def _milliseconds(duration: Any) -> int | None:
     return round(duration / timedelta(milliseconds=1)) if isinstance(duration, timedelta) else int(duration)
 
 
-class Prompt:
-    """One prompt as the core takes it."""
+def read_prompt(request: Any, tokens: Any = None) -> Prompt:
+    """What the request says of its blocks now."""
+    if tokens is None:
+        tokens = request.get_tokens(0)
+    images = _images(request, len(tokens))
+    retention: NotedRetention | None = getattr(request, NOTED_RETENTION, None)
+    return Prompt(
+        request.request_id,
+        tokens,
+        lora_id=request.lora_task_id,
+        salt=request.cache_salt_id if images is not None else f"private {next(_serials)}",
+        extra_keys=images or (),
+        retention=None if retention is None else retention.for_the_core(),
+        is_private=images is None,
+    )
 
-    __slots__ = ("_hashes", "has_duration", "is_private", "length", "request_id", "sequence")
 
-    def __init__(self, request: Any, tokens: Any = None) -> None:
-        self.request_id: int = request.request_id
-        if tokens is None:
-            tokens = request.get_tokens(0)
-        images = _images(request, len(tokens))
-        self.is_private = images is None
-        retention: NotedRetention | None = getattr(request, NOTED_RETENTION, None)
-        self.has_duration = retention is not None and retention.has_duration
-        self.sequence = SequenceRequest(
-            self.request_id,
-            tokens,
-            lora_id=request.lora_task_id,
-            salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
-            extra_keys=images or (),
-            retention=None if retention is None else retention.for_the_core(),
-        )
-        self.length = self.sequence.num_tokens
-        self._hashes: PrefixHashes | None = None
-
-    def hash_of(self, block: int, config: BlockManagerConfig) -> int | None:
-        """The hash of the prompt up to the end of this block; None if the block is not full, or has no name."""
-        if self.is_private:
-            return None
-        if self._hashes is None:
-            self._hashes = PrefixHashes(self.sequence, config)
-        return self._hashes[block] if block < len(self._hashes) else None
-
-    def begins(self, count: int, *, and_then: int) -> SequenceRequest:
-        """A prompt of its first tokens and another one, under the same root."""
-        own = self.sequence
-        spans = [(begin, min(end, count), digest) for begin, end, digest in own.extra_keys if begin < count]
-        tokens = [*own.tokens[:count], and_then]
-        return SequenceRequest(self.request_id, tokens, lora_id=own.lora_id, salt=own.salt, extra_keys=spans)
+def beginning(prompt: Prompt, count: int, *, and_then: int) -> SequenceRequest:
+    """A prompt of the first tokens of this one and another one, under the same root."""
+    own = prompt.sequence
+    spans = [(begin, min(end, count), digest) for begin, end, digest in own.extra_keys if begin < count]
+    tokens = [*own.tokens[:count], and_then]
+    return SequenceRequest(own.request_id, tokens, lora_id=own.lora_id, salt=own.salt, extra_keys=spans)
 
 
 def note_request(request: Any, given: Mapping[str, Any]) -> None:
@@ -107,8 +83,10 @@ def note_request(request: Any, given: Mapping[str, Any]) -> None:
         setattr(request, NOTED_RETENTION, NotedRetention.from_config(wanted))
     tokens = given.get("input_tokens")
     if tokens is not None:
-        with _REFUSED_LATER:
-            _keep(request, Prompt(request, tokens))
+        try:  # noqa: SIM105  a context costs more, and requests are many
+            request._kvfix_prompt = read_prompt(request, tokens)
+        except (TypeError, ValueError, OverflowError):
+            pass  # admission refuses tokens that the core does not take; the code here does not
 
 
 def prompt_of(request: Any) -> Prompt:
@@ -122,40 +100,31 @@ def prompt_to_admit(request_id: int, length: int, request: Any, is_dummy: bool) 
     The caller passes the request's own answers: asking for them again costs a call into C++ each. Raises if the prompt
     contradicts them.
     """
-    kept: Prompt | None = getattr(request, _KEPT, None)
-    if kept is None or kept.length != length or kept.request_id != request_id or (is_dummy and not kept.is_private):
-        kept = Prompt(request)
-        if kept.length != length or kept.request_id != request_id:
+    kept: Prompt | None = getattr(request, "_kvfix_prompt", None)
+    if kept is None or kept.num_tokens != length or kept.request_id != request_id or (is_dummy and not kept.is_private):
+        kept = read_prompt(request)
+        if kept.num_tokens != length or kept.request_id != request_id:
             raise RuntimeError(
                 f"request {request_id} is to be added with {length} tokens, but is request "
-                f"{kept.request_id} with {kept.length}"
+                f"{kept.request_id} with {kept.num_tokens}"
             )
-        _keep(request, kept)
+        request._kvfix_prompt = kept
     return kept
 
 
-def _keep(request: Any, prompt: Prompt) -> None:
-    """What it was at first, private or not, it stays: upstream drops the images and the positions when the prompt has
-    been computed, so one with images then looks like a text, and a text with positions like one with images.
-    """
-    setattr(request, _KEPT, prompt)
-    setattr(request, _PRIVATE, prompt.is_private)
-
-
-def forget_prompt(request: Any) -> None:
-    """Drop the tokens of a computed prompt: the core has them."""
-    setattr(request, _KEPT, None)
-
-
 def _images(request: Any, length: int) -> tuple[tuple[int, int, bytes], ...] | None:
-    """(first token, end, digest) of each. None if the blocks depend on inputs that no digest covers, or may do so."""
-    was_private = getattr(request, _PRIVATE, None)
-    if request.is_dummy_request or was_private:
+    """(first token, end, digest) of each. None if the blocks depend on inputs that no digest covers, or may do so.
+
+    What a request was at first, private or not, it stays: upstream drops the images and the positions when the prompt
+    has been computed, so one with images then looks like a text, and a text with positions like one with images.
+    """
+    kept: Prompt | None = getattr(request, "_kvfix_prompt", None)
+    if request.is_dummy_request or (kept is not None and kept.is_private):
         return None
     if getattr(request, "prompt_embedding_table", None) is not None:
         return None
     spans = multimodal_spans(request)
-    if spans is None and _is_text_with_positions(request, deltas_will_do=was_private is False):
+    if spans is None and _is_text_with_positions(request, deltas_will_do=kept is not None):
         return ()
     behind = 0
     for begin, end, digest in spans or ():

@@ -6,7 +6,7 @@ be written, and makes its looks. Positions count once the host knows them: those
 those of an answer when the token behind them has been sampled.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from trtllm_kvfix.canary.fills import Write
 from trtllm_kvfix.canary.here import serving
 from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers.books import LiveSequence, Slots
+from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.layout import CacheLayout
 from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device, TransferItem
@@ -37,7 +37,7 @@ def objection(layout: CacheLayout) -> str:
 class WatchedCache:
     """Called under the manager's lock. Its faults end the canary alone."""
 
-    def __init__(self, device: Device, layout: CacheLayout, slots: Slots, address: int, settings: Settings) -> None:
+    def __init__(self, device: Device, layout: CacheLayout, books: Books, address: int, settings: Settings) -> None:
         (shape,) = layout.pools
         off = [fix_id for fix_id in settings.fixes.root if settings.choice_of(fix_id) in ("off", "observe")]
         self.canary = Canary(
@@ -47,10 +47,12 @@ class WatchedCache:
         serving.add(self.canary)
         refresh(self.canary)
         self._device = device
-        self._layout, self._slots, self._size = layout, slots, layout.tokens_per_block
+        self._layout, self._books, self._size = layout, books, layout.tokens_per_block
         self._event = device.create_event()
         self._told: dict[int, int] = {}  # leading positions of each request that are filled
-        self._open: dict[int, LiveSequence] = {}  # those that may have filled another block
+        self._dummies: set[int] = set()  # their blocks are filled by every step anew, and never count
+        self._open: set[int] = set()  # requests that may have filled another block
+        books.requests.note_who_gets_blocks()
 
     @property
     def fault(self) -> str | None:
@@ -65,33 +67,38 @@ class WatchedCache:
 
     @guarded
     def begin_iteration(self) -> None:
+        self.hear()
         writes = list(self._filled())
         with self._ordered():
             self.canary.step(writes)
 
     @guarded
-    def admitted(self, came: Sequence[LiveSequence]) -> None:
-        for sequence, slots in zip(came, self._slots_of(came), strict=True):
-            self.canary.admitted(sequence.request_id, slots, sequence.reused)
-            self._told[sequence.request_id] = sequence.reused
-            self._may_fill(sequence)
+    def hear(self) -> None:
+        """Who has got blocks. Before any look: of those slots somebody else is the owner now."""
+        got = self._books.requests.take_who_got_blocks()
+        if not got:
+            return
+        taken = self._books.slots.of([each.request_id for each in got], self._layout.windows[0])
+        for each, slots in zip(got, taken, strict=True):
+            request_id = each.request_id
+            if each.tokens_reused is None:
+                self.canary.grown(request_id, slots[len(self.canary.books.slots_of(request_id)) :])
+            else:
+                self.canary.admitted(request_id, slots, each.tokens_reused)
+                self._told[request_id] = each.tokens_reused
+            (self._dummies if each.is_dummy else self._open).add(request_id)
 
     @guarded
-    def grown(self, live: Mapping[int, LiveSequence], counts: Mapping[int, int]) -> None:
-        """These have got so many further positions, and some of them blocks."""
-        size = self._size
-        grown = [live[each] for each, count in counts.items() if (live[each].length - 1) % size < count]
-        for sequence, slots in zip(grown, self._slots_of(grown), strict=True):
-            known = len(self.canary.books.slots_of(sequence.request_id))
-            self.canary.grown(sequence.request_id, slots[known:])
-            self._may_fill(sequence)
-
-    @guarded
-    def removed(self, sequence: LiveSequence) -> None:
-        request_id, filled = sequence.request_id, sequence.filled(sequence.request)
-        told = self._told.pop(request_id)
-        self._open.pop(request_id, None)
-        if told < filled and not sequence.is_dummy:
+    def ends(self, request_id: int) -> None:
+        """It may never have been admitted."""
+        self.hear()
+        told = self._told.pop(request_id, None)
+        if told is None:
+            return
+        self._open.discard(request_id)
+        if request_id in self._dummies:
+            self._dummies.remove(request_id)
+        elif (filled := self._filled_of(request_id)) > told:
             self.canary.wrote([Write(request_id, None, told, filled, filled)])
         with self._ordered():
             self.canary.released(request_id)
@@ -104,27 +111,20 @@ class WatchedCache:
         self.canary.close()
         self._device.destroy_event(self._event)
 
-    def _may_fill(self, sequence: LiveSequence) -> None:
-        """A dummy's blocks are filled by every step anew, and never count."""
-        if not sequence.is_dummy:
-            self._open[sequence.request_id] = sequence
+    def _filled_of(self, request_id: int) -> int:
+        return self._books.requests.filled(request_id, self._books.live[request_id].get_num_tokens(0))
 
     def _filled(self) -> Iterator[Write]:
         """What is known to be filled since the last time, where a block is full by now: before their request ends,
         others find no other blocks."""
         size = self._size
-        for request_id, sequence in list(self._open.items()):
-            told, filled = self._told[request_id], sequence.filled(sequence.request)
+        for request_id in list(self._open):
+            told, filled = self._told[request_id], self._filled_of(request_id)
             if filled > told:
                 self._told[request_id] = filled
                 yield Write(request_id, None, told, filled, filled)
-            if filled // size == sequence.length // size:
-                del self._open[request_id]
-
-    def _slots_of(self, sequences: Sequence[LiveSequence]) -> list[list[int]]:
-        if not sequences:
-            return []
-        return self._slots.of([each.request_id for each in sequences], self._layout.windows[0])
+            if filled // size == self._books.core.get_token_count(request_id) // size:
+                self._open.remove(request_id)
 
     @contextmanager
     def _ordered(self) -> Iterator[None]:
@@ -143,7 +143,7 @@ class WatchedCache:
 
 
 def watched(
-    device: Device, layout: CacheLayout, slots: Slots, pointers: Any, settings: Settings
+    device: Device, layout: CacheLayout, books: Books, pointers: Any, settings: Settings
 ) -> WatchedCache | None:
     """None where the settings want none. Raises NotServed."""
     if settings.canary == "off":
@@ -151,4 +151,4 @@ def watched(
     reason = objection(layout)
     if reason:
         raise NotServed(f"{SETTING}: {reason}; docs/canary.md lists what is watched")
-    return WatchedCache(device, layout, slots, int(pointers[0, 0]), settings)
+    return WatchedCache(device, layout, books, int(pointers[0, 0]), settings)
