@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +124,7 @@ class Users:
         before = list(self._made)
         self._going.set()
         while any(now == was for now, was in zip(self._made, before, strict=True)):
-            time.sleep(0)
+            os.sched_yield()
 
     def rest(self) -> None:
         self._going.clear()

@@ -82,6 +82,7 @@ VALUES = {
         "StartAnswer",
         "Starting",
         "BatchAdmission",
+        "GotBlocks",
         "BlockEvent",
         "BlockManagerConfig",
         "CacheCounters",
