@@ -30,7 +30,7 @@ struct State {
     std::int64_t now_ms = 0;
     std::uint64_t sequences_suspended = 0;
     std::uint32_t resets = 0;  // calls of reset_reuse_state() under way: meanwhile nothing is found, and nothing stored
-    std::uint64_t mark = 0;  // the last call that took several ids; Sequence::mark compares
+    std::uint64_t mark = 0;    // the last call that took several ids; Sequence::mark compares
 
     std::uint32_t tokens_per_block() const { return config.tokens_per_block; }
     // Whether blocks are found and stored now.
