@@ -127,6 +127,52 @@ TEST(RequestBooks, ADummysTokenIsRefusedAtOnce) {
     EXPECT_THROW(s.books.add_token(1), OutOfBlocks);
 }
 
+TEST(RequestBooks, SaysWhoHasGotBlocks) {
+    Served s(config(4));
+    const auto grow = [&] {
+        s.books.add_token(1);
+        s.books.settle();
+        return s.books.take_who_got_blocks();
+    };
+    s.books.note_who_gets_blocks();
+    s.books.add(prompt(1, tokens(2 * kTokensPerBlock - 1, 0)), 8, false);
+    s.books.settle();
+    const auto came = s.books.take_who_got_blocks();
+    ASSERT_EQ(came.size(), 1);
+    EXPECT_EQ(came[0].id, 1);
+    EXPECT_EQ(came[0].tokens_reused, 0);
+    EXPECT_TRUE(grow().empty()) << "the last position of its second block";
+    const auto grew = grow();
+    ASSERT_EQ(grew.size(), 1);
+    EXPECT_EQ(grew[0].id, 1);
+    EXPECT_EQ(grew[0].tokens_reused, std::nullopt);
+    for (std::uint32_t more = 0; more < kTokensPerBlock; ++more) {
+        s.books.add_token(1);
+    }
+    s.books.add(prompt(2, tokens(1, 1000)), 8, false);
+    EXPECT_THROW(s.books.settle(true), OutOfBlocks) << "request 2 has the last block";
+    const auto last = s.books.take_who_got_blocks();
+    ASSERT_EQ(last.size(), 1) << "who came is told, although somebody else could not grow";
+    EXPECT_EQ(last[0].id, 2);
+}
+
+TEST(RequestBooks, WhatIsFilledIsWhatWasReportedAndWhatWasSampledBehind) {
+    Served s;
+    s.books.add(prompt(1, tokens(6, 0)), 8, false);
+    s.books.settle();
+    EXPECT_EQ(s.books.filled(1, 6), 0);
+    s.books.report(1, 6);
+    EXPECT_EQ(s.books.filled(1, 6), 6);
+    s.books.add_token(1);
+    s.books.settle();
+    EXPECT_EQ(s.books.filled(1, 7), 6) << "the sampled token has not gone through the model";
+    s.books.add_token(1);
+    s.books.settle();
+    EXPECT_EQ(s.books.filled(1, 8), 7);
+    EXPECT_EQ(s.books.filled(1, 20), 8) << "no more than is reserved";
+    EXPECT_THROW(static_cast<void>(s.books.filled(9, 1)), UnknownRequest);
+}
+
 TEST(RequestBooks, AReportEndsTheChunkThatItBelongsTo) {
     Served s;
     const Tokens of = tokens(4 * kTokensPerBlock, 0);

@@ -39,10 +39,11 @@ def of_the_manager() -> Iterator[object]:
 
 def of_requests() -> Iterator[object]:
     books = native.RequestBooks(manager(primary=4))
+    books.note_who_gets_blocks()
     noted = native.Prompt(1, prompt(1, 9))
     books.add(noted, 8)
     books.settle()
-    yield from (books, noted, books.take_admitted()[0], books.start([4]))
+    yield from (books, noted, books.take_admitted()[0], books.take_who_got_blocks()[0], books.start([4]))
 
 
 def of_devices() -> Iterator[object]:
