@@ -236,6 +236,8 @@ class RequestRecorder:
 
     def objection(self, settings: Settings, executor: Any) -> str:
         """Open the file before the engine starts. Returns why that cannot be done, or nothing."""
+        if settings.record is None:
+            return ""
         try:
             self._open(settings, executor.resource_manager)
         except KvfixError as error:
