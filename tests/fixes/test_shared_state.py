@@ -19,6 +19,7 @@ GUARDED = {
     "Observation._attempts_left": "of the build; a lost update costs one attempt",
     "Observation.store_obeys_position": "of the build, so every engine sees the same",
     "staging.in_use._kept": "a lock",
+    "staging.in_use._lost": "a lock",
     "ReplayFence._reads": "a lock around what is added, and around a walk",
     "Stagers._entries": "a lock around what is added; entries are found by identity, and go in one step",
     "Stagers._gone": "added to and taken from in one step of the interpreter",

@@ -8,9 +8,11 @@ import threading
 from collections import deque
 from typing import Any
 
+from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.staging.mark import MovableMark
 
 _kept: deque[tuple[MovableMark, Any]] = deque()
+_lost: list[tuple[MovableMark, Any]] = []  # behind work that has failed: nobody knows when it is over
 _lock = threading.Lock()  # engines have threads: between a look at the head and taking it, the head stays
 
 
@@ -18,5 +20,10 @@ def keep(behind: MovableMark, memory: Any) -> None:
     over = []  # dropped without the lock: the end of memory may wait for the device
     with _lock:
         _kept.append((behind, memory))
-        while _kept and _kept[0][0].done():
-            over.append(_kept.popleft())
+        while _kept:
+            try:
+                if not _kept[0][0].done():
+                    break
+                over.append(_kept.popleft())
+            except DeviceError:  # of another engine's stream, perhaps: this caller has nothing to do with it
+                _lost.append(_kept.popleft())
