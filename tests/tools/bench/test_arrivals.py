@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_kvfix.tools.bench import runs
 from trtllm_kvfix.tools.bench.arrivals import LOADS, Arrival, Load, Sizes, from_trace, generated
 from trtllm_kvfix.tools.bench.command import DEFAULT_LOAD, RATE, REQUESTS
 from trtllm_kvfix.tools.bench.runs import SMALL, VOCABULARY, run
@@ -46,7 +47,24 @@ def test_generated_arrivals_fit_and_repeat_one_another(load: Load) -> None:
     assert generated(load, 64, 10.0, SIZES, 3) == arrivals != generated(load, 64, 10.0, SIZES, 4)
 
 
-def test_the_load_by_default_tells_the_tiers_and_the_ways_to_admit_apart() -> None:
+class SteadyClock:
+    """A millisecond goes by at each look, however busy the machine is: which requests come together is settled."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def look(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_the_load_by_default_tells_the_tiers_and_the_ways_to_admit_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteadyClock()
+    monkeypatch.setattr(runs, "perf_counter", clock.look)
+    monkeypatch.setattr(runs, "sleep", clock.sleep)
     sizes = Sizes(VOCABULARY, SMALL.config.length_max)
     arrivals = generated(LOADS[DEFAULT_LOAD], REQUESTS["small"], RATE["small"], sizes, 0)
     model = SMALL.model()
