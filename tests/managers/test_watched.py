@@ -81,6 +81,21 @@ def test_a_cached_block_that_changes_is_found_and_told_everywhere() -> None:
         assert (last["slot"], last["filler"], last["text"]) == (slot, 1, "changed, live")
 
 
+def test_the_last_block_of_a_prompt_in_chunks_is_filled_although_nothing_grows_behind_it() -> None:
+    with watched() as w:
+        first = w.bench.request(1, range(12))
+        w.bench.prepare([first])
+        for position in (8, 12):
+            first.context_current_position = position
+            w.bench.impl.store_context_blocks(first)
+            w.iterations(2)
+        again = w.bench.request(2, [*range(12), 99])
+        w.bench.prepare([again])
+        assert w.bench.impl.get_token_count(2) == 13 and again.context_current_position == 12
+        w.iterations(2)
+        assert w.canary.report().counts == {} and w.canary.report().blocks_compared["reused"] == 3
+
+
 def test_blocks_of_dummies_are_written_by_every_step_and_never_count() -> None:
     with watched() as w:
         dummy = w.bench.request(1, [1] * 12)
