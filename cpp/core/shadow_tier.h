@@ -99,7 +99,8 @@ void ShadowTiers<Rules>::asked(std::uint64_t key, BlockKind kind, bool elsewhere
 }
 
 template <std::size_t Rules>
-ShadowTiers<Rules>::Block* ShadowTiers<Rules>::worst(std::size_t rule, std::uint64_t now, const ReuseAges& ages) const {
+typename ShadowTiers<Rules>::Block* ShadowTiers<Rules>::worst(std::size_t rule, std::uint64_t now,
+                                                              const ReuseAges& ages) const {
     Block* out = nullptr;
     Going of_out{};
     for (BlockKind kind = 0; kind < kBlockKinds; ++kind) {
