@@ -122,9 +122,9 @@ __device__ void copy_with_threads(const kvfix::CopyBlocks& call) {
     }
 }
 
-// The sum of all threads' values, in thread 0. A thread block is at most 32 whole warps.
-__device__ std::uint64_t sum_of_block(std::uint64_t value) {
-    __shared__ std::uint64_t of_warps[kWarp];
+// The sum of all threads' values, in thread 0. A thread block is at most 32 whole warps, with a shared word for each. The
+// kernel has them: nvcc would name a variable in here by the folder of this file, and two builds would differ.
+__device__ std::uint64_t sum_of_block(std::uint64_t value, std::uint64_t* of_warps) {
     const auto sum_of_warp = [](std::uint64_t each) {
         for (std::uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {
             each += __shfl_down_sync(0xffff'ffff, each, distance);
@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(kCopyThreadsMax) CopyBlocks(const __grid_const
 }
 
 __global__ void DigestBlocks(const __grid_constant__ kvfix::DigestBlocks call) {
+    __shared__ std::uint64_t of_warps[kWarp];
     const std::uint64_t pieces_per_layer = call.layer_bytes / sizeof(int4);
     const std::uint64_t pieces_per_part = (pieces_per_layer + call.parts - 1) / call.parts;
     const std::uint64_t sums = std::uint64_t{call.count} * call.layers * call.parts;
@@ -225,9 +226,9 @@ __global__ void DigestBlocks(const __grid_constant__ kvfix::DigestBlocks call) {
         const std::uint64_t begin = i % call.parts * pieces_per_part;
         const auto* stretch =
             reinterpret_cast<const int4*>(call.blocks[layer / call.layers] + layer % call.layers * call.layer_bytes);
-        const std::uint64_t end = begin + pieces_per_part;
-        const std::uint64_t sum =
-            sum_of_block(sum_of_pieces(stretch, begin, end < pieces_per_layer ? end : pieces_per_layer, call.key));
+        const std::uint64_t past = begin + pieces_per_part;
+        const std::uint64_t end = past < pieces_per_layer ? past : pieces_per_layer;
+        const std::uint64_t sum = sum_of_block(sum_of_pieces(stretch, begin, end, call.key), of_warps);
         if (threadIdx.x == 0) {
             call.sums[i] = sum;
         }
