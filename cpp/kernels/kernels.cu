@@ -122,8 +122,8 @@ __device__ void copy_with_threads(const kvfix::CopyBlocks& call) {
     }
 }
 
-// The sum of all threads' values, in thread 0. A thread block is at most 32 whole warps, with a shared word for each. The
-// kernel has them: nvcc would name a variable in here by the folder of this file, and two builds would differ.
+// The sum of all threads' values, in thread 0. A thread block is at most 32 whole warps, with a shared word for each.
+// The kernel has these: nvcc would name a variable in here by the folder of this file, and two builds would differ.
 __device__ std::uint64_t sum_of_block(std::uint64_t value, std::uint64_t* of_warps) {
     const auto sum_of_warp = [](std::uint64_t each) {
         for (std::uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {
