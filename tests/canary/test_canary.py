@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix.canary import canary as module
-from trtllm_kvfix.canary.canary import Canary, sentence
+from trtllm_kvfix.canary.canary import STALE_PER_SLOT_MAX, Canary, Rounds, sentence
 from trtllm_kvfix.canary.fills import Write
 from trtllm_kvfix.canary.ring import Pool
-from trtllm_kvfix.canary.rounds import STALE_PER_SLOT_MAX, Rounds
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import DeviceError, open_device, unplug
 

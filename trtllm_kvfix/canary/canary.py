@@ -16,7 +16,6 @@ import numpy as np
 
 from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
 from trtllm_kvfix.canary.ring import Pool, Ring
-from trtllm_kvfix.canary.rounds import Rounds
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
@@ -27,6 +26,7 @@ STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on thei
 STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
 STEP_LOOKS_MAX = 256  # the same
 DUE_MAX = 16384  # of them that wait for a step with room
+STALE_PER_SLOT_MAX = 16  # slots that a call throws out for each that it wants: many at once take several steps
 FINDINGS_MAX = 100  # that are kept; all are counted
 FINDINGS_ATTESTED = 10
 STEPS_REMEMBERED = 1024  # with the requests that they wrote for
@@ -77,6 +77,44 @@ class CanaryReport:
     missed: int = 0  # looks that were due, and came too late or never
     counts: dict[str, int] = field(default_factory=dict)  # findings by kind
     findings: list[Finding] = field(default_factory=list)  # the first ones
+
+
+class Rounds:
+    """Rounds over slots, each in a new random order, so that nothing in step with one escapes for ever.
+
+    The order is drawn while a round goes, and slots come and go at any time: no step pays for all of them.
+    """
+
+    def __init__(self, source: random.Random) -> None:
+        self._random = source
+        self._slots: list[int] = []  # those in front of `_next` have been drawn in this round
+        self._next = 0
+        self._known: set[int] = set()
+
+    def add(self, slot: int) -> None:
+        if slot not in self._known:
+            self._known.add(slot)
+            self._slots.append(slot)
+
+    def draw(self, count: int, is_wanted: Callable[[int], bool]) -> list[int]:
+        """The next ones of this round, fewer at its end. A slot that is not wanted any more has to be added again."""
+        slots, found = self._slots, list[int]()
+        if self._next >= len(slots):
+            self._next = 0
+        for _ in range(STALE_PER_SLOT_MAX * count):
+            if len(found) == count or self._next >= len(slots):
+                break
+            place = self._random.randrange(self._next, len(slots))
+            slot = slots[place]
+            if is_wanted(slot):
+                slots[place], slots[self._next] = slots[self._next], slot
+                self._next += 1
+                found.append(slot)
+            else:
+                slots[place] = slots[-1]
+                slots.pop()
+                self._known.discard(slot)
+        return found
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
