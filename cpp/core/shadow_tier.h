@@ -99,8 +99,7 @@ void ShadowTiers<Rules>::asked(std::uint64_t key, BlockKind kind, bool elsewhere
 }
 
 template <std::size_t Rules>
-typename ShadowTiers<Rules>::Block* ShadowTiers<Rules>::worst(std::size_t rule, std::uint64_t now,
-                                                              const ReuseAges& ages) const {
+auto ShadowTiers<Rules>::worst(std::size_t rule, std::uint64_t now, const ReuseAges& ages) const -> Block* {
     Block* out = nullptr;
     Going of_out{};
     for (BlockKind kind = 0; kind < kBlockKinds; ++kind) {
