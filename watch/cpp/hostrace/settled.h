@@ -1,0 +1,86 @@
+// What keeps a call into the kernel from failing with EFAULT in a page that is protected.
+#pragma once
+
+#include <sys/uio.h>
+#include <cerrno>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "hostrace/guard.h"
+#include "hostrace/watcher.h"
+
+namespace hostrace {
+
+// Memory that the kernel is about to touch for the program: its pages stay open until the call has returned.
+class Settled {
+  public:
+    Settled(const char* how, Access access, const void* begin, std::size_t bytes) {
+        const iovec part{const_cast<void*>(begin), bytes};
+        settle(how, access, &part, 1);
+    }
+    Settled(const char* how, Access access, const iovec* parts, ssize_t count) { settle(how, access, parts, count); }
+    Settled(const Settled&) = delete;
+    Settled& operator=(const Settled&) = delete;
+    ~Settled() {
+        Watcher* watch = count_ == 0 ? nullptr : watcher();
+        const int errno_of_the_call = errno;
+        for (std::size_t at = 0; at < count_ && watch != nullptr; ++at) {
+            watch->guard.close(openings_[at]);
+        }
+        errno = errno_of_the_call;
+    }
+
+  private:
+    void settle(const char* how, Access access, const iovec* parts, ssize_t count) {
+        Watcher* watch = watcher();
+        if (watch == nullptr || parts == nullptr) {
+            return;
+        }
+        for (const iovec* part = parts; part < parts + count; ++part) {
+            const auto begin = reinterpret_cast<std::uintptr_t>(part->iov_base);
+            const Opening opening = watch->settle(begin, part->iov_len, access, how);
+            if (!opening.empty()) {
+                keep(*watch, opening);
+            }
+        }
+    }
+
+    // The last place is for all pages: for the parts that find no other.
+    void keep(Watcher& watch, const Opening& opening) {
+        if (count_ + 1 < openings_.size()) {
+            openings_[count_++] = opening;
+            return;
+        }
+        if (count_ < openings_.size()) {
+            openings_[count_++] = watch.guard.open_all_for_now();
+        }
+        watch.guard.close(opening);
+    }
+
+    std::array<Opening, 16> openings_{};
+    std::size_t count_ = 0;
+};
+
+// The call again, with every page open, where `refused` says that it failed with EFAULT.
+template <typename Call, typename Refused>
+auto again(Call call, Refused refused) {
+    auto result = call();
+    Watcher* watch = refused(result) ? watcher() : nullptr;
+    if (watch != nullptr) {
+        const Opening opening = watch->guard.open_all_for_now();
+        result = call();
+        const int errno_of_the_call = errno;
+        watch->guard.close(opening);
+        errno = errno_of_the_call;
+    }
+    return result;
+}
+
+// Functions give int or long: -1 is the same in the lower half of both.
+inline bool by_errno(long result) { return static_cast<int>(result) == -1 && errno == EFAULT; }
+inline bool by_null(long result) { return result == 0 && errno == EFAULT; }
+inline bool by_number(long result) { return static_cast<int>(result) == EFAULT; }
+
+}  // namespace hostrace
