@@ -3,6 +3,7 @@
 #include <aio.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/io_uring.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -49,25 +50,39 @@ constexpr long kPollCall = SYS_poll, kEpollCall = SYS_epoll_wait;
 constexpr std::array kForks{SYS_fork, SYS_vfork};
 constexpr std::array<unsigned char, 6> kReturnsSeven{0xb8, 7, 0, 0, 0, 0xc3};
 void trap() { __asm__ volatile("int3"); }
-long raw_read(int file, char* to, std::size_t bytes) {
-    long result = SYS_read;
-    __asm__ volatile("syscall" : "+a"(result) : "D"(file), "S"(to), "d"(bytes) : "rcx", "r11", "memory");
-    return result;
+long raw(long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0, long f = 0) {
+    register long fourth __asm__("r10") = d;
+    register long fifth __asm__("r8") = e;
+    register long sixth __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "+a"(number)
+                     : "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)
+                     : "rcx", "r11", "memory");
+    return number;
 }
 #elif defined(__aarch64__)
 constexpr long kPollCall = SYS_ppoll, kEpollCall = SYS_epoll_pwait;
 constexpr std::array<int, 0> kForks{};
 constexpr std::array<unsigned char, 8> kReturnsSeven{0xe0, 0, 0x80, 0x52, 0xc0, 0x03, 0x5f, 0xd6};
 void trap() { raise(SIGTRAP); }  // its own would come again when the handler has returned
-long raw_read(int file, char* to, std::size_t bytes) {
-    register long number __asm__("x8") = SYS_read;
-    register long result __asm__("x0") = file;
-    register char* into __asm__("x1") = to;
-    register std::size_t room __asm__("x2") = bytes;
-    __asm__ volatile("svc #0" : "+r"(result) : "r"(number), "r"(into), "r"(room) : "memory");
+long raw(long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0, long f = 0) {
+    register long call __asm__("x8") = number;
+    register long result __asm__("x0") = a;
+    register long second __asm__("x1") = b;
+    register long third __asm__("x2") = c;
+    register long fourth __asm__("x3") = d;
+    register long fifth __asm__("x4") = e;
+    register long sixth __asm__("x5") = f;
+    __asm__ volatile("svc #0"
+                     : "+r"(result)
+                     : "r"(call), "r"(second), "r"(third), "r"(fourth), "r"(fifth), "r"(sixth)
+                     : "memory");
     return result;
 }
 #endif
+
+long address(const void* memory) { return reinterpret_cast<long>(memory); }
+long raw_read(int file, char* to, long bytes) { return raw(SYS_read, file, address(to), bytes); }
 
 #ifdef HARM_NOTE_OF_GO
 __asm__(".pushsection .note.go.buildid, \"a\"; .long 4, 4, 4, 0x6f47, 0; .popsection");
@@ -890,12 +905,194 @@ PROGRAM(source_into_which_a_raw_call_reads) {
     say("data", memory[kPage + 1]);
     return 0;
 }
-// The others keep clear of it: such calls fail in a protected page, but where there is code of Go no page is protected.
 PROGRAM(raw_call_into_pinned_memory) {
     const Pinned pinned;
     const Pair pair(SOCK_STREAM);
     pair.wake();
     say("read", raw_read(pair.ends[0], pinned.page, 4));
+    return 0;
+}
+PROGRAM(raw_calls_of_every_kind) {
+    Pinned pinned;
+    char* const page = pinned.page;
+    const Pair pair(SOCK_STREAM);
+    std::array<iovec, 2> parts{iovec{page, 2}, iovec{page + 2, 2}};
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = 2;
+    say("write", raw(SYS_write, pair.ends[0], address(page), 4));
+    say("writev", raw(SYS_writev, pair.ends[0], address(parts.data()), 2));
+    say("sendmsg", raw(SYS_sendmsg, pair.ends[0], address(&message)));
+    say("readv", raw(SYS_readv, pair.ends[1], address(parts.data()), 2));
+    say("recvmsg", raw(SYS_recvmsg, pair.ends[1], address(&message)));
+    say("recvfrom", raw(SYS_recvfrom, pair.ends[1], address(page + 64), 4));
+    say("uname", raw(SYS_uname, address(page + 128)));
+    say("bad file", raw(SYS_read, -1, address(page), 4));
+    pair.wake();
+    say("bad address", raw(SYS_read, pair.ends[0], 8, 4));
+    return 0;
+}
+// A thread waits in the kernel, and the handler of a signal that comes meanwhile makes calls of its own.
+PROGRAM(raw_call_that_is_interrupted) {
+    static std::array<int, 2> ends{};
+    static std::atomic<long> in_handler{0};
+    Pinned pinned;
+    const Pair pair(SOCK_STREAM);
+    ends = pair.ends;
+    for (const int flags : {0, SA_RESTART}) {
+        struct sigaction action{};
+        action.sa_handler = [](int) { in_handler = raw(SYS_getppid) == getppid() ? 1 : -1; };
+        action.sa_flags = flags;
+        sigaction(SIGUSR1, &action, nullptr);
+        std::atomic<int> thread{0};
+        long result = 0;
+        in_handler = 0;
+        std::thread waits([&] {
+            thread = static_cast<int>(syscall(SYS_gettid));
+            result = raw_read(pair.ends[0], pinned.page, 4);
+        });
+        while (thread == 0) {
+            sched_yield();
+        }
+        until_blocked(thread, SYS_read);
+        pthread_kill(waits.native_handle(), SIGUSR1);
+        while (in_handler == 0) {
+            sched_yield();
+        }
+        if (flags == SA_RESTART) {
+            pair.wake();
+        }
+        waits.join();
+        std::printf("%d: read %ld handler %ld\n", flags == SA_RESTART, result, in_handler.load());
+    }
+    return 0;
+}
+// A mask, a handler and a stack for signals, set and asked for past the C library.
+PROGRAM(raw_calls_about_signals) {
+    struct Action {
+        void (*handler)(int);
+        unsigned long flags;
+        void* restorer;
+        unsigned long mask;
+    };
+    Pinned pinned;
+    const Pair pair(SOCK_STREAM);
+    unsigned long all = ~0UL;
+    unsigned long mask = 0;
+    say("block", raw(SYS_rt_sigprocmask, SIG_SETMASK, address(&all), address(&mask), sizeof all));
+    std::printf("before %lx\n", mask);
+    pair.wake();
+    say("read", raw_read(pair.ends[0], pinned.page, 4));
+    pinned.page[0] = 'x';
+    all = 1UL << (SIGSYS - 1);
+    say("unblock", raw(SYS_rt_sigprocmask, SIG_UNBLOCK, address(&all), address(&mask), sizeof all));
+    std::printf("blocked %lx\n", mask);
+    say("asked", raw(SYS_rt_sigprocmask, SIG_BLOCK, 0, address(&mask), sizeof mask));
+    std::printf("left %lx\n", mask);
+    say("bad mask", raw(SYS_rt_sigprocmask, 77, address(&all), 0, sizeof all));
+    const Action ignored{SIG_IGN, 0, nullptr, ~0UL};
+    Action before{};
+    for (const int signal : {SIGSYS, SIGSEGV, SIGUSR2}) {
+        say("ignore", raw(SYS_rt_sigaction, signal, address(&ignored), 0, sizeof mask));
+        say("asked", raw(SYS_rt_sigaction, signal, 0, address(&before), sizeof mask));
+        std::printf("ignored %d\n", before.handler == SIG_IGN);
+    }
+    static std::array<char, 1 << 16> memory{};
+    const stack_t stack{memory.data(), 0, memory.size()};
+    stack_t told{};
+    say("stack", raw(SYS_sigaltstack, address(&stack)));
+    say("asked", sigaltstack(nullptr, &told));
+    std::printf("stack %d\n", told.ss_sp == memory.data());
+    return 0;
+}
+// Children that the program makes without the C library; afterwards it goes on as before.
+PROGRAM(raw_calls_that_make_children) {
+    Pinned pinned;
+    const Pair pair(SOCK_STREAM);
+    for (const long how : {static_cast<long>(SIGCHLD), static_cast<long>(SIGCHLD | CLONE_VM | CLONE_VFORK)}) {
+        const long child = raw(SYS_clone, how);
+        if (child == 0) {
+            raw(SYS_exit_group, 7);
+        }
+        int status = 0;
+        static_cast<void>(waitpid(static_cast<int>(child), &status, 0));
+        say("child", WEXITSTATUS(status));
+    }
+    pair.wake();
+    say("read", raw_read(pair.ends[0], pinned.page, 4));
+    return 0;
+}
+// The kernel reads a file into pinned memory when it likes.
+PROGRAM(ring_into_pinned_memory) {
+    Cuda cuda;
+    char* page = cuda.pinned(kPage);
+    io_uring_params about{};
+    const auto ring = static_cast<int>(raw(SYS_io_uring_setup, 2, address(&about)));
+    if (ring < 0) {
+        std::printf("no ring\n");
+    }
+    cuda.close();
+    cuda.fetch(page + 512, 256);
+    if (ring >= 0) {
+        const auto map = [&](std::size_t bytes, long what) {
+            return static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring, what));
+        };
+        char* const sent = map(about.sq_off.array + about.sq_entries * 4, IORING_OFF_SQ_RING);
+        char* const done = map(about.cq_off.cqes + about.cq_entries * sizeof(io_uring_cqe), IORING_OFF_CQ_RING);
+        auto* const entry =
+            reinterpret_cast<io_uring_sqe*>(map(about.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES));
+        *entry = {};
+        entry->opcode = IORING_OP_READ;
+        entry->fd = open("/proc/self/exe", O_RDONLY);
+        entry->addr = static_cast<unsigned long>(address(page));
+        entry->len = 4;
+        reinterpret_cast<unsigned*>(sent + about.sq_off.array)[0] = 0;
+        reinterpret_cast<std::atomic<unsigned>*>(sent + about.sq_off.tail)->store(1);
+        say("enter", raw(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS));
+        say("ring", reinterpret_cast<io_uring_cqe*>(done + about.cq_off.cqes)->res);
+    }
+    std::printf("%.3s\n", page + 1);
+    cuda.finish();
+    return 0;
+}
+PROGRAM(aio_into_pinned_memory) {
+    Pinned pinned;
+    aiocb request{};
+    request.aio_fildes = open("/proc/self/exe", O_RDONLY);
+    request.aio_buf = pinned.page;
+    request.aio_nbytes = 4;
+    say("aio_read", aio_read(&request));
+    while (aio_error(&request) == EINPROGRESS) {
+        sched_yield();
+    }
+    say("aio_return", aio_return(&request));
+    return 0;
+}
+// The sandbox asks the program itself for a call, by the signal that calls past the C library come by.
+PROGRAM(sandbox_that_asks_the_program) {
+    static std::atomic<int> asked{0};
+    Pinned pinned;
+    struct sigaction action{};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = [](int, siginfo_t* info, void*) { asked = info->si_syscall; };
+    sigaction(SIGSYS, &action, nullptr);
+    std::vector<sock_filter> filter{
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getpgid, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    say("seccomp", prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    static_cast<void>(getpgid(0));
+    say("asked", asked == SYS_getpgid);
+    asked = 0;
+    raw(SYS_getpgid, 0);
+    say("asked", asked == SYS_getpgid);
+    std::fflush(stdout);
+    signal(SIGSYS, SIG_DFL);
+    static_cast<void>(getpgid(0));  // ends the program
     return 0;
 }
 PROGRAM(raw_call_beside_registered_memory) {

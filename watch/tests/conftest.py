@@ -1,5 +1,6 @@
 """hostrace on a driver that is made up: compiled once, and loaded in the place of libcuda and libcupti."""
 
+import ctypes
 import json
 import os
 import platform
@@ -38,6 +39,12 @@ class Outcome:
 
 
 Watch = Callable[..., Outcome]
+
+
+def tells_raw_calls() -> bool:
+    """Whether Linux hands over calls into the kernel that go past the C library: from 5.11 on, on x86-64."""
+    dispatch, off = 59, 0
+    return int(ctypes.CDLL(None).prctl(dispatch, off, 0, 0, 0)) == 0
 
 
 def compiler() -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from watch.gpu.planted import POSSIBLE
 from watch.gpu.rows import FILES
-from watch.tests.conftest import Outcome, Watch, compiler
+from watch.tests.conftest import Outcome, Watch, compiler, tells_raw_calls
 
 TIMES = 3
 CASES = [
@@ -26,6 +26,7 @@ CASES = [
     "whole_range_by_memset",
     "other_thread",
     "many_threads",
+    pytest.param("by_raw_call", marks=pytest.mark.skipif(not tells_raw_calls(), reason="Linux does not hand it over")),
     "by_readv",
     "by_preadv",
     "by_read",

@@ -23,7 +23,7 @@ class Enqueued {
             return;
         }
         Use use = made(side);
-        use.whole = watch_.protects ? range.whole() : Span{};
+        use.whole = why_nothing_is_protected() == nullptr ? range.whole() : Span{};
         use.registered = range.registered;
         use.pinned = range.stack;
         if (!side.certain) {
@@ -31,7 +31,7 @@ class Enqueued {
             count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
         }
         static_cast<void>(watch_.guard.add(use));
-        if (range.registered || !watch_.protects) {
+        if (range.registered || why_nothing_is_protected() != nullptr) {
             static_cast<void>(compare_beside(use));
         }
     }

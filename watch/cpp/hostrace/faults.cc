@@ -17,21 +17,27 @@
 namespace hostrace {
 namespace {
 
+constexpr int kSignals = 64;
 constexpr int kRetriesMax = 1000;
 constexpr std::uint64_t kRetryWithinNs = 1'000'000;
-constexpr std::uint64_t kFaults = bit_of(SIGSEGV) | bit_of(SIGTRAP) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE);
+constexpr std::uint64_t kFaults = kOurSignals | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE);
 
 struct Program {
     OwnedLock lock;
-    struct sigaction segv{};
-    struct sigaction trap{};
+    std::array<struct sigaction, kOurs.size()> actions{};
 };
 
 Program program;
-std::atomic<bool> installed{false};
+std::atomic<std::uint64_t> taken{0};  // signals that come to us
 bool stepping_works = true;
 
-struct sigaction& programs(int signal) { return signal == SIGSEGV ? program.segv : program.trap; }
+struct sigaction& programs(int signal) {
+    std::size_t at = 0;
+    while (kOurs[at] != signal) {
+        ++at;
+    }
+    return program.actions[at];
+}
 
 // The kernel keeps 64 signals in the first word of the mask that it restores.
 std::uint64_t mask_of(const ucontext_t& context) {
@@ -118,7 +124,8 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     return false;
 }
 
-// The program's own handler, or the end that the kernel would have made.
+}  // namespace
+
 void chain(int signal, siginfo_t* info, void* context) {
     program.lock.lock_unless_mine();
     struct sigaction action = programs(signal);
@@ -131,10 +138,10 @@ void chain(int signal, siginfo_t* info, void* context) {
         struct sigaction ending{};
         ending.sa_handler = SIG_DFL;
         libc_sigaction(signal, &ending, nullptr);
-        if (!by_kernel) {
+        if (!by_kernel || signal == SIGSYS) {
             syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
         }
-        return;  // the instruction faults again, and now for good
+        return;  // a faulting instruction faults again, and now for good
     }
     if ((action.sa_flags & static_cast<int>(SA_RESETHAND)) != 0) {
         program.lock.lock_unless_mine();
@@ -148,6 +155,7 @@ void chain(int signal, siginfo_t* info, void* context) {
         mask |= bit_of(signal);
     }
     mask |= mask_of(*static_cast<ucontext_t*>(context));
+    mask &= ~bit_of(SIGSYS);  // the handler may make calls past the C library
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);
     if ((action.sa_flags & SA_SIGINFO) != 0) {
         action.sa_sigaction(signal, info, context);
@@ -155,6 +163,8 @@ void chain(int signal, siginfo_t* info, void* context) {
         action.sa_handler(signal);
     }
 }
+
+namespace {
 
 void on_fault(int signal, siginfo_t* info, void* raw) {
     const int errno_before = errno;
@@ -191,7 +201,15 @@ bool ProcessPages::protect(std::uintptr_t begin, std::size_t bytes, Protection p
 }
 
 bool is_ours(int signal) {
-    return installed.load(std::memory_order_acquire) && (signal == SIGSEGV || signal == SIGTRAP);
+    return signal > 0 && signal <= kSignals && (taken.load(std::memory_order_acquire) & bit_of(signal)) != 0;
+}
+
+bool take_signal(int signal, const struct sigaction& action) {
+    if (libc_sigaction(signal, &action, &programs(signal)) != 0) {
+        return false;
+    }
+    taken.fetch_or(bit_of(signal), std::memory_order_release);
+    return true;
 }
 
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
@@ -211,15 +229,15 @@ bool install_handlers(bool can_step) {
     struct sigaction action{};
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigfillset(&action.sa_mask);
-    for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) {
+    for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS}) {
         sigdelset(&action.sa_mask, signal);
     }
     action.sa_sigaction = on_fault;
-    const bool segv = libc_sigaction(SIGSEGV, &action, &program.segv) == 0;
+    if (!take_signal(SIGSEGV, action)) {
+        return false;
+    }
     action.sa_sigaction = on_trap;
-    const bool trap = libc_sigaction(SIGTRAP, &action, &program.trap) == 0;
-    installed.store(segv && trap, std::memory_order_release);
-    return segv && trap;
+    return take_signal(SIGTRAP, action);
 }
 
 }  // namespace hostrace

@@ -17,7 +17,11 @@ class ProcessPages final : public Pages {
 // touch.
 bool install_handlers(bool can_step);
 
-// What the program sees of the two signals: as if our handlers were not there.
+// The signal comes to us from now on. What the program had for it is kept.
+bool take_signal(int signal, const struct sigaction& action);
+// The program's own handler, or the end that the kernel would have made.
+void chain(int signal, siginfo_t* info, void* context);
+// What the program sees of our signals: as if our handlers were not there.
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
 bool is_ours(int signal);
 // The C library's own, behind the one that stands in front of it.

@@ -1,7 +1,6 @@
 // The entry that the driver calls when a program that has CUDA_INJECTION64_PATH starts to use it.
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <link.h>
 #include <pthread.h>
 #include <unistd.h>
 #include <cstdio>
@@ -9,7 +8,6 @@
 
 #include <array>
 #include <cstring>
-#include <span>
 #include <string>
 
 #include "hostrace/calls.h"
@@ -17,6 +15,7 @@
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/machine.h"
+#include "hostrace/raw_calls.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -111,26 +110,6 @@ bool debugged() {
     return tracer != nullptr && strtol(tracer + strlen("TracerPid:"), nullptr, 10) != 0;
 }
 
-// Whether the program or one of its libraries has a note of Go's linker.
-int has_note_of_go(dl_phdr_info* object, std::size_t /*size*/, void* /*data*/) {
-    constexpr std::uint32_t kBuildId = 4;
-    constexpr std::array<char, 4> kName{"Go"};
-    const auto aligned = [](std::uintptr_t bytes) { return (bytes + 3) & ~std::uintptr_t{3}; };
-    for (const auto& segment : std::span(object->dlpi_phdr, object->dlpi_phnum)) {
-        std::uintptr_t at = object->dlpi_addr + segment.p_vaddr;
-        const std::uintptr_t end = at + segment.p_memsz;
-        while (segment.p_type == PT_NOTE && at + sizeof(ElfW(Nhdr)) <= end) {
-            const auto* note = reinterpret_cast<const ElfW(Nhdr)*>(at);
-            if (note->n_type == kBuildId && note->n_namesz == kName.size() &&
-                std::memcmp(note + 1, kName.data(), kName.size()) == 0) {
-                return 1;
-            }
-            at += sizeof(*note) + aligned(note->n_namesz) + aligned(note->n_descsz);
-        }
-    }
-    return 0;
-}
-
 // False where this process cannot be watched, with a note that says why.
 bool start(Watcher& watch) {
     if (!in_front()) {
@@ -168,12 +147,15 @@ bool start(Watcher& watch) {
     if (driver.without_graphs != nullptr) {
         watch.report.note("the driver does not tell the nodes of graphs: graphs are not watched");
     }
-    watch.protects = dl_iterate_phdr(has_note_of_go, nullptr) == 0;
-    if (!watch.protects) {
-        watch.report.note(
+    if (!has_code_of_go()) {
+        ask_for_raw_calls();
+    } else {
+        stop_protecting(
             "there is code of Go here, which calls the kernel past the C library: no page is protected, and only "
-            "changes "
-            "of what copies read are seen");
+            "changes of what copies read are seen");
+    }
+    if (const char* why = why_nothing_is_protected()) {
+        watch.report.note(why);
     }
     const bool traced = debugged();
     if (traced) {
@@ -214,6 +196,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     watch->stacks.start();
     if (start(*watch)) {
         set_watcher(watch);
+        ask_for_raw_calls_of_this_thread();
         pthread_atfork(nullptr, nullptr, in_child);
         atexit(at_end);
         watch->report.note("watching");

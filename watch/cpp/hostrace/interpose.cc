@@ -1,6 +1,6 @@
 // Functions of the C library that are called through us where the library is preloaded. Each does what the original
 // does, after what keeps the two from harming each other:
-// - handlers of SIGSEGV and SIGTRAP are kept for the program, and called for what is not ours;
+// - handlers of our signals (thread.h) are kept for the program, and called for what is not ours;
 // - a thread that blocked these signals would be killed by its first touch: they stay unblocked;
 // - who started a thread is noted, because workers without Python touch memory on behalf of one that has it.
 #include <dlfcn.h>
@@ -17,6 +17,7 @@
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/masked.h"
+#include "hostrace/raw_calls.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
 
@@ -59,6 +60,9 @@ void* started(void* raw) {
     auto* given = static_cast<Start*>(raw);
     const Start start = *given;
     delete given;
+    if (watcher() != nullptr) {
+        ask_for_raw_calls_of_this_thread();
+    }
     self().blocked |= start.blocked;
     self().parent = start.parent;
     self().parent_python = start.parent_python;

@@ -2,8 +2,10 @@
 // the processor's trap flag; aarch64 has none that a program may set.
 #pragma once
 
+#include <sys/syscall.h>
 #include <ucontext.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -24,9 +26,29 @@ inline void step(ucontext_t& context, bool on) {
     flags = on ? flags | kTrapFlag : flags & ~kTrapFlag;
 }
 
+// The call that the kernel did not make, and handed over instead.
+inline constexpr bool kTellsCalls = true;
+inline constexpr std::array kCallsWithTheirPlace{SYS_clone, SYS_clone3,       SYS_fork,
+                                                 SYS_vfork, SYS_rt_sigreturn, SYS_sigaltstack};
+inline std::array<long, 6> call_arguments(const ucontext_t& context) {
+    const auto& of = context.uc_mcontext.gregs;
+    return {of[REG_RDI], of[REG_RSI], of[REG_RDX], of[REG_R10], of[REG_R8], of[REG_R9]};
+}
+inline void answer_call(ucontext_t& context, long result) { context.uc_mcontext.gregs[REG_RAX] = result; }
+// The two bytes of the instruction that made it come again.
+inline void make_call_again(ucontext_t& context, int number) {
+    context.uc_mcontext.gregs[REG_RIP] -= 2;
+    context.uc_mcontext.gregs[REG_RAX] = number;
+}
+
 #elif defined(__aarch64__)
 
 inline constexpr bool kSteps = false;
+inline constexpr bool kTellsCalls = false;
+inline constexpr std::array<int, 0> kCallsWithTheirPlace{};
+inline std::array<long, 6> call_arguments(const ucontext_t&) { return {}; }
+inline void answer_call(ucontext_t&, long) {}
+inline void make_call_again(ucontext_t&, int) {}
 
 inline const void* instruction(const ucontext_t& context) {
     return reinterpret_cast<const void*>(context.uc_mcontext.pc);

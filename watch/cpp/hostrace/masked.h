@@ -1,4 +1,4 @@
-// A mask of signals that the program asks for, without the two that have to reach us.
+// A mask of signals that the program asks for, without those that have to reach us.
 #pragma once
 
 #include <csignal>
@@ -15,7 +15,7 @@ class Masked {
     explicit Masked(const sigset_t* set) {
         if (set != nullptr) {
             ours_ = *set;
-            for (const int signal : {SIGSEGV, SIGTRAP}) {
+            for (const int signal : kOurs) {
                 bits |= sigismember(&ours_, signal) == 1 ? bit_of(signal) : 0;
                 sigdelset(&ours_, signal);
             }
@@ -23,7 +23,7 @@ class Masked {
         }
     }
     static void tell(sigset_t* set, std::uint64_t bits) {
-        for (const int signal : {SIGSEGV, SIGTRAP}) {
+        for (const int signal : kOurs) {
             if (set != nullptr && (bits & bit_of(signal)) != 0) {
                 sigaddset(set, signal);
             }

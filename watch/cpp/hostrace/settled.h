@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "hostrace/guard.h"
+#include "hostrace/raw_calls.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -66,6 +67,9 @@ class Settled {
 // The call again, with every page open, where `refused` says that it failed with EFAULT.
 template <typename Call, typename Refused>
 auto again(Call call, Refused refused) {
+    if (watcher() != nullptr) {
+        ask_for_raw_calls_of_this_thread();  // it may have begun before there was a watcher
+    }
     auto result = call();
     Watcher* watch = refused(result) ? watcher() : nullptr;
     if (watch != nullptr) {

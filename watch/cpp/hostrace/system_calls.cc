@@ -112,7 +112,7 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
 #define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
 #include "hostrace/again.def"
 
-// The same for those that set a mask while they wait, with the two signals out of it (interpose.cc).
+// The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
 HOSTRACE_EXPORT int masked_sigsuspend(const sigset_t* mask) __asm__("sigsuspend");
 int masked_sigsuspend(const sigset_t* mask) {
     static constinit Next<int(const sigset_t*)> next("sigsuspend");

@@ -1,6 +1,8 @@
 // What the library keeps for each thread of the program.
 #pragma once
 
+#include <csignal>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +14,16 @@ namespace hostrace {
 // A signal in a mask, as the kernel keeps it.
 constexpr std::uint64_t bit_of(int signal) { return std::uint64_t{1} << (signal - 1); }
 
+// Those that have to reach us: a touch of a protected page, the step behind it, and a call past the C library.
+inline constexpr std::array kOurs{SIGSEGV, SIGTRAP, SIGSYS};
+inline constexpr std::uint64_t kOurSignals = bit_of(SIGSEGV) | bit_of(SIGTRAP) | bit_of(SIGSYS);
+
 struct Thread {
     int id = 0;
     int parent = 0;                 // the thread that started this one, where that was seen
     void* parent_python = nullptr;  // and its Python state, null where it had none
-    std::uint64_t blocked = 0;      // the program's: it blocked these of the two signals that stay open (faults.h)
+    std::uint64_t blocked = 0;      // the program's: it blocked these of our signals, which stay open
+    bool tells_raw_calls = false;   // it asked for them (raw_calls.h)
     bool inside = false;            // in a callback of ours: calls of the driver are our own
     // Pages that are open for the instruction which is being stepped over.
     std::array<Span, 8> stepping{};
@@ -28,7 +35,7 @@ struct Thread {
     int retries = 0;
 };
 
-// At its first call the thread is freed of what blocks the two signals.
+// At its first call the thread is freed of what blocks our signals.
 Thread& self();
 std::uint64_t now_ns();
 

@@ -16,6 +16,7 @@ namespace {
 constexpr std::uint64_t kHoldStepNs = 20'000;
 
 std::atomic<Watcher*> the_watcher{nullptr};
+std::atomic<const char*> why_nothing{nullptr};
 
 void wait_a_little() {
     const timespec step{0, static_cast<long>(kHoldStepNs)};
@@ -27,11 +28,11 @@ void wait_a_little() {
 Thread& self() {
     [[gnu::tls_model("initial-exec")]] static thread_local Thread thread;
     if (thread.id == 0) {
+        thread.id = -1;  // the next call comes here again, through us
         thread.id = static_cast<int>(syscall(SYS_gettid));
         std::uint64_t before = 0;
-        const std::uint64_t ours = bit_of(SIGSEGV) | bit_of(SIGTRAP);
-        syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &ours, &before, sizeof ours);
-        thread.blocked = before & ours;
+        syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &before, sizeof before);
+        thread.blocked = before & kOurSignals;
     }
     return thread;
 }
@@ -44,6 +45,19 @@ std::uint64_t now_ns() {
 
 Watcher* watcher() { return the_watcher.load(std::memory_order_acquire); }
 void set_watcher(Watcher* started) { the_watcher.store(started, std::memory_order_release); }
+
+const char* why_nothing_is_protected() { return why_nothing.load(std::memory_order_acquire); }
+
+void stop_protecting(const char* why) {
+    const char* before = nullptr;
+    if (!why_nothing.compare_exchange_strong(before, why)) {
+        return;
+    }
+    if (Watcher* watch = watcher()) {
+        static_cast<void>(watch->guard.open_all_for_now());  // and it is never closed
+        watch->report.note(why);
+    }
+}
 
 Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, bool order, bool gates, Pages& pages)
     : hold_ns(hold_limit_ns),

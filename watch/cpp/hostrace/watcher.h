@@ -21,8 +21,6 @@ struct Watcher {
     const bool by_order;
     // A stream that waits for a value is busy, and no more than that.
     const bool gates_are_busy;
-    // False where calls into the kernel go past the C library, and so past us: they would fail in a protected page.
-    bool protects = true;
     Counts& counts;
     Ranges ranges;
     Guard guard;
@@ -44,5 +42,11 @@ struct Watcher {
 // Null until the library has been started, and in forked children.
 Watcher* watcher();
 void set_watcher(Watcher* started);
+
+// From now on no page is protected: the kernel touches memory for the program past us, and would fail there. What copies
+// read is compared instead. May be called before there is a watcher; the first reason is kept.
+void stop_protecting(const char* why);
+// Null while pages are protected.
+const char* why_nothing_is_protected();
 
 }  // namespace hostrace

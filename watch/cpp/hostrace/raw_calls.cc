@@ -1,0 +1,307 @@
+#include "hostrace/raw_calls.h"
+
+#include <dlfcn.h>
+#include <gnu/libc-version.h>
+#include <link.h>
+#include <linux/audit.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <csignal>
+#include <cstdlib>
+
+#include <array>
+#include <cstring>
+#include <span>
+
+#include "hostrace/faults.h"
+#include "hostrace/interpose.h"
+#include "hostrace/machine.h"
+#include "hostrace/settled.h"
+#include "hostrace/thread.h"
+
+namespace hostrace {
+namespace {
+
+HOSTRACE_NEXT(syscall);
+
+// Older headers have no names for them.
+constexpr int kDispatch = 59;   // of prctl: PR_SET_SYSCALL_USER_DISPATCH
+constexpr int kByDispatch = 2;  // SYS_USER_DISPATCH, why SIGSYS came
+
+constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER
+
+// The code of the C library, whose own calls go through.
+Span libc_code{0, 0};
+bool asked = false;
+
+struct Call {
+    long number;
+    std::array<long, 6> arguments;
+};
+
+long to_kernel(const Call& call) {
+    const auto& [a, b, c, d, e, f] = call.arguments;
+    return next_syscall(call.number, a, b, c, d, e, f);
+}
+
+long to_kernel_again(const Call& call) {
+    return again([&] { return to_kernel(call); }, by_errno);
+}
+
+// What a call touches of the program's memory, by its arguments.
+struct Touches {
+    enum class Shape : std::uint8_t { bytes, parts, message };
+    long number;
+    const char* name;
+    Access access;
+    Shape shape;
+    std::size_t memory = 1;  // which argument; its size or count is the next one
+};
+
+using enum Touches::Shape;
+constexpr std::array kTouches{
+    Touches{SYS_read, "read", Access::write, bytes},
+    Touches{SYS_pread64, "pread64", Access::write, bytes},
+    Touches{SYS_readv, "readv", Access::write, parts},
+    Touches{SYS_preadv, "preadv", Access::write, parts},
+    Touches{SYS_preadv2, "preadv2", Access::write, parts},
+    Touches{SYS_recvfrom, "recvfrom", Access::write, bytes},
+    Touches{SYS_recvmsg, "recvmsg", Access::write, message},
+    Touches{SYS_getrandom, "getrandom", Access::write, bytes, 0},
+    Touches{SYS_write, "write", Access::read, bytes},
+    Touches{SYS_pwrite64, "pwrite64", Access::read, bytes},
+    Touches{SYS_writev, "writev", Access::read, parts},
+    Touches{SYS_pwritev, "pwritev", Access::read, parts},
+    Touches{SYS_pwritev2, "pwritev2", Access::read, parts},
+    Touches{SYS_sendto, "sendto", Access::read, bytes},
+    Touches{SYS_sendmsg, "sendmsg", Access::read, message},
+};
+
+long settled(const Touches& touches, const Call& call) {
+    const auto* memory = reinterpret_cast<const void*>(call.arguments[touches.memory]);
+    const long size = call.arguments[touches.memory + 1];
+    switch (touches.shape) {
+        case bytes: {
+            const Settled open(touches.name, touches.access, memory, static_cast<std::size_t>(size));
+            return to_kernel_again(call);
+        }
+        case parts: {
+            const Settled open(touches.name, touches.access, static_cast<const iovec*>(memory), size);
+            return to_kernel_again(call);
+        }
+        case message: {
+            const auto* all = static_cast<const msghdr*>(memory);
+            const Settled open(touches.name, touches.access, all == nullptr ? nullptr : all->msg_iov,
+                               all == nullptr ? 0 : static_cast<ssize_t>(all->msg_iovlen));
+            return to_kernel_again(call);
+        }
+    }
+    return to_kernel(call);
+}
+
+// The kernel is shown the mask that the program believes in, changes it and tells it. Then ours come out again.
+long change_mask(const Call& call, ucontext_t& context) {
+    Thread& thread = self();
+    std::uint64_t mask = thread.blocked;
+    next_syscall(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof mask);
+    const long result = to_kernel_again(call);
+    const int errno_of_the_call = errno;
+    next_syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &mask, sizeof mask);
+    thread.blocked = mask & kOurSignals;
+    mask &= ~kOurSignals;
+    std::memcpy(&context.uc_sigmask, &mask, sizeof mask);
+    errno = errno_of_the_call;
+    return result;
+}
+
+// As the kernel keeps it.
+struct Action {
+    void* handler;
+    unsigned long flags;
+    void* restorer;
+    std::uint64_t mask;
+};
+
+long change_handler(const Call& call) {
+    const int signal = static_cast<int>(call.arguments[0]);
+    const auto* wanted = reinterpret_cast<const Action*>(call.arguments[1]);
+    auto* before = reinterpret_cast<Action*>(call.arguments[2]);
+    if (!is_ours(signal)) {
+        Action changed{};
+        Call other = call;
+        if (wanted != nullptr) {
+            changed = *wanted;
+            changed.mask &= ~kOurSignals;
+            other.arguments[1] = reinterpret_cast<long>(&changed);
+        }
+        return to_kernel_again(other);
+    }
+    struct sigaction given{};
+    struct sigaction was{};
+    if (wanted != nullptr) {
+        given.sa_sigaction = reinterpret_cast<decltype(given.sa_sigaction)>(wanted->handler);
+        given.sa_flags = static_cast<int>(wanted->flags);
+        std::memcpy(&given.sa_mask, &wanted->mask, sizeof wanted->mask);
+    }
+    program_sigaction(signal, wanted == nullptr ? nullptr : &given, &was);
+    if (before != nullptr) {
+        *before = {reinterpret_cast<void*>(was.sa_sigaction), static_cast<unsigned long>(was.sa_flags), nullptr, 0};
+        std::memcpy(&before->mask, &was.sa_mask, sizeof before->mask);
+    }
+    return 0;
+}
+
+// Calls that go on in the caller's place, or in another, with its registers: no handler can make them.
+bool needs_the_callers_place(long number) {
+    for (const long one : machine::kCallsWithTheirPlace) {
+        if (number == one) {
+            return true;
+        }
+    }
+    return false;
+}
+
+long made_for(const Call& call, ucontext_t& context) {
+    switch (call.number) {
+        case SYS_rt_sigprocmask:
+            return change_mask(call, context);
+        case SYS_rt_sigaction:
+            return change_handler(call);
+        default:
+            break;
+    }
+    for (const Touches& touches : kTouches) {
+        if (touches.number == call.number) {
+            return settled(touches, call);
+        }
+    }
+    return to_kernel_again(call);
+}
+
+void reads_at_any_time() {
+    stop_protecting(
+        "the program lets others read and write for it at any time (io_uring, aio): no page is protected, and only "
+        "changes of what copies read are seen");
+}
+
+void prepare_for(long number) {
+    if (number == SYS_io_uring_setup || number == SYS_io_setup) {
+        reads_at_any_time();
+    }
+}
+
+// Other signals are not blocked meanwhile: a call may wait for long, and one of their handlers may make another call.
+void on_raw_call(int signal, siginfo_t* info, void* raw) {
+    if (info->si_code != kByDispatch) {
+        chain(signal, info, raw);
+        return;
+    }
+    const int errno_before = errno;
+    auto& context = *static_cast<ucontext_t*>(raw);
+    const Call call{info->si_syscall, machine::call_arguments(context)};
+    if (info->si_arch != AUDIT_ARCH_X86_64 || needs_the_callers_place(call.number)) {
+        stop_protecting(
+            "the program starts threads or processes past the C library: no page is protected, and only changes of "
+            "what copies read are seen");
+        next_syscall(SYS_prctl, kDispatch, 0, 0, 0, 0);
+        machine::make_call_again(context, info->si_syscall);
+    } else {
+        prepare_for(call.number);
+        const long result = made_for(call, context);
+        machine::answer_call(context, result == -1 ? -errno : result);
+    }
+    errno = errno_before;
+}
+
+int has_note_of_go(dl_phdr_info* object, std::size_t /*size*/, void* /*data*/) {
+    constexpr std::uint32_t kBuildId = 4;
+    constexpr std::array<char, 4> kName{"Go"};
+    const auto aligned = [](std::uintptr_t bytes) { return (bytes + 3) & ~std::uintptr_t{3}; };
+    for (const auto& segment : std::span(object->dlpi_phdr, object->dlpi_phnum)) {
+        std::uintptr_t at = object->dlpi_addr + segment.p_vaddr;
+        const std::uintptr_t end = at + segment.p_memsz;
+        while (segment.p_type == PT_NOTE && at + sizeof(ElfW(Nhdr)) <= end) {
+            const auto* note = reinterpret_cast<const ElfW(Nhdr)*>(at);
+            if (note->n_type == kBuildId && note->n_namesz == kName.size() &&
+                std::memcmp(note + 1, kName.data(), kName.size()) == 0) {
+                return 1;
+            }
+            at += sizeof(*note) + aligned(note->n_namesz) + aligned(note->n_descsz);
+        }
+    }
+    return 0;
+}
+
+int find_libc_code(dl_phdr_info* object, std::size_t /*size*/, void* /*data*/) {
+    const auto inside = reinterpret_cast<std::uintptr_t>(&gnu_get_libc_version);
+    for (const auto& segment : std::span(object->dlpi_phdr, object->dlpi_phnum)) {
+        const std::uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
+        if (segment.p_type == PT_LOAD && inside >= begin && inside < begin + segment.p_memsz) {
+            libc_code = {begin, begin + segment.p_memsz};
+            return 1;
+        }
+    }
+    return 0;
+}
+
+}  // namespace
+
+bool has_code_of_go() { return dl_iterate_phdr(has_note_of_go, nullptr) != 0; }
+
+void ask_for_raw_calls() {
+    if (!machine::kTellsCalls || next_syscall(SYS_prctl, kDispatch, 0, 0, 0, 0) != 0 ||
+        dl_iterate_phdr(find_libc_code, nullptr) == 0) {
+        return;
+    }
+    struct sigaction action{};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = on_raw_call;
+    Action kernels{};
+    if (!take_signal(SIGSYS, action) ||
+        next_syscall(SYS_rt_sigaction, SIGSYS, nullptr, &kernels, sizeof kernels.mask) != 0) {
+        return;
+    }
+    // Past those who stand between the kernel and handlers, as ThreadSanitizer does: they make such calls in there. What
+    // the handler returns by is the C library's own, so that it is not handed over, too.
+    kernels.handler = reinterpret_cast<void*>(on_raw_call);
+    kernels.flags = (kernels.flags & kRestorer) | SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    kernels.mask = 0;
+    const auto returns = reinterpret_cast<std::uintptr_t>(kernels.restorer);
+    asked = returns >= libc_code.begin && returns < libc_code.end &&
+            next_syscall(SYS_rt_sigaction, SIGSYS, &kernels, nullptr, sizeof kernels.mask) == 0;
+}
+
+void ask_for_raw_calls_of_this_thread() {
+    Thread& thread = self();
+    if (asked && !thread.tells_raw_calls) {
+        thread.tells_raw_calls = true;
+        next_syscall(SYS_prctl, kDispatch, 1, libc_code.begin, libc_code.end - libc_code.begin, 0);
+    }
+}
+
+}  // namespace hostrace
+
+using namespace hostrace;
+
+HOSTRACE_EXPORT long given_syscall(long number, long a, long b, long c, long d, long e, long f) __asm__("syscall");
+long given_syscall(long number, long a, long b, long c, long d, long e, long f) {
+    prepare_for(number);
+    return to_kernel_again({number, {a, b, c, d, e, f}});
+}
+
+// The C library makes these in threads of its own.
+#define HOSTRACE_AIO(name)                                                           \
+    HOSTRACE_EXPORT int later_##name(long a, long b, long c, long d) __asm__(#name); \
+    int later_##name(long a, long b, long c, long d) {                               \
+        static constinit Next<int(long, long, long, long)> next(#name);              \
+        reads_at_any_time();                                                         \
+        return next(a, b, c, d);                                                     \
+    }
+HOSTRACE_AIO(aio_read)
+HOSTRACE_AIO(aio_read64)
+HOSTRACE_AIO(aio_write)
+HOSTRACE_AIO(aio_write64)
+HOSTRACE_AIO(lio_listio)
+HOSTRACE_AIO(lio_listio64)
