@@ -202,10 +202,9 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
     auto& context = *static_cast<ucontext_t*>(raw);
     const Call call{info->si_syscall, machine::call_arguments(context)};
     if (info->si_arch != AUDIT_ARCH_X86_64 || needs_the_callers_place(call.number)) {
-        stop_protecting(
-            "the program starts threads or processes past the C library: no page is protected, and only changes of "
-            "what copies read are seen");
+        // The thread is asked again at its next call of the C library that comes to us.
         next_syscall(SYS_prctl, kDispatch, 0, 0, 0, 0);
+        self().tells_raw_calls = false;
         machine::make_call_again(context, info->si_syscall);
     } else {
         prepare_for(call.number);
