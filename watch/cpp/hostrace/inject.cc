@@ -110,6 +110,19 @@ bool debugged() {
     return tracer != nullptr && strtol(tracer + strlen("TracerPid:"), nullptr, 10) != 0;
 }
 
+void keep_raw_calls_from_failing(Watcher& watch) {
+    if (!has_code_of_go()) {
+        ask_for_raw_calls();
+    } else {
+        stop_protecting(
+            "there is code of Go here, which calls the kernel past the C library: no page is protected, and only "
+            "changes of what copies read are seen");
+    }
+    if (const char* why = why_nothing_is_protected()) {
+        watch.report.note(why);
+    }
+}
+
 // False where this process cannot be watched, with a note that says why.
 bool start(Watcher& watch) {
     if (!in_front()) {
@@ -147,16 +160,7 @@ bool start(Watcher& watch) {
     if (driver.without_graphs != nullptr) {
         watch.report.note("the driver does not tell the nodes of graphs: graphs are not watched");
     }
-    if (!has_code_of_go()) {
-        ask_for_raw_calls();
-    } else {
-        stop_protecting(
-            "there is code of Go here, which calls the kernel past the C library: no page is protected, and only "
-            "changes of what copies read are seen");
-    }
-    if (const char* why = why_nothing_is_protected()) {
-        watch.report.note(why);
-    }
+    keep_raw_calls_from_failing(watch);
     const bool traced = debugged();
     if (traced) {
         watch.report.note("a debugger is attached: after a neighbour's touch a page is no longer watched");
