@@ -143,6 +143,7 @@ class Cache:
         ids = np.arange(IDS_GENERATING, IDS_GENERATING + SEQUENCES_GENERATING)
         for number in ids.tolist():
             manager.add_sequence(SequenceRequest(number, prompt(number)[: TOKENS_PER_BLOCK + 1]))
+        run_transfers(manager)
         counts = np.ones(SEQUENCES_GENERATING, np.int64)
         lengths = np.full(SEQUENCES_GENERATING, TOKENS_PER_BLOCK + 1)
         times: dict[str, list[float]] = {"append": [], "pin": []}
