@@ -59,7 +59,10 @@ quick_flags := -Og -g1 -DNDEBUG -Wno-unknown-warning-option -Wno-maybe-uninitial
 sanitized = $(no_gpu) -DKVFIX_SANITIZE=$(1) -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='$(quick_flags)'
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
-STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
+# $(call stress,HOW) runs each stress program in the way HOW, which ends with the folder of its build.
+STRESS := stress_block_manager stress_request_books
+stress = for program in $(STRESS); do \
+	$(1)/bin/$$program --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED) || exit 1; done
 
 .NOTPARALLEL:
 .PHONY: help bound build verify test gtest test-py test-quick test-cpp test-aarch64 test-dist test-mpi test-nixl test-mooncake test-ray test-dynamo test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci ci-python ci-native ci-long clean
@@ -239,16 +242,16 @@ bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benc
 tsan: $(VENV)/.ready  ## C++ tests and stress under ThreadSanitizer
 	@$(call cpp_build,tsan,$(tests) $(call sanitized,thread))
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) ctest --test-dir build/tsan --output-on-failure --no-tests=error -j $(JOBS)
-	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
+	@$(call stress,TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan)
 
 race-control: $(VENV)/.ready  ## the stress without the lock, which must fail: shows that the stress can see a race
-	@$(call cpp_build,race-control,$(tests) $(call sanitized,thread) -DKVFIX_NO_LOCK=ON,stress_block_manager)
-	@tools/must_race.sh $(FIXED_ADDRESSES) build/race-control/bin/stress_block_manager $(STRESS_ARGS)
+	@$(call cpp_build,race-control,$(tests) $(call sanitized,thread) -DKVFIX_NO_LOCK=ON,$(STRESS))
+	@$(call stress,tools/must_race.sh $(FIXED_ADDRESSES) build/race-control)
 
 asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call cpp_build,asan,$(tests) $(call sanitized,address$(comma)undefined))
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
-	@build/asan/bin/stress_block_manager $(STRESS_ARGS)
+	@$(call stress,build/asan)
 
 # With STEPS=10000000 only the worlds, without sanitizers: a million steps take about a quarter of a minute.
 fuzz: $(VENV)/.ready  ## fuzz the block manager for a while, or for STEPS=N; the first needs clang with its libFuzzer

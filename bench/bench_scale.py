@@ -11,6 +11,12 @@ The pool is filled with stored prompts of 2,048 tokens before anything is timed,
   append       add_tokens of one token for 64 sequences, per token
   pin          pin_blocks and unpin_blocks_by_id of a live sequence
 While threads pin, each of them does only the last, on a sequence of its own, in a loop.
+
+In the end the full cache is dropped, while another thread asks for the length of a sequence in a loop:
+  reset                reset_reuse_state
+  ask_in_reset         a call of that thread, which waits for the lock now and then
+  ask_in_reset_p99     of these calls
+  ask_in_reset_worst   the longest; another process may have had the core meanwhile
 """
 
 import argparse
@@ -56,6 +62,7 @@ def main() -> None:
                 with pinning(cache, threads):
                     made = rows(f"{threads} pinning", cache.measure(samples))
                 report("scale.csv", made, arguments.results)
+        report("scale.csv", rows(f"{blocks:,} blocks", cache.measure_reset()), arguments.results)
 
 
 def rows(workload: str, samples_us: dict[str, list[float]]) -> Iterator[Row]:
@@ -136,6 +143,7 @@ class Cache:
         ids = np.arange(IDS_GENERATING, IDS_GENERATING + SEQUENCES_GENERATING)
         for number in ids.tolist():
             manager.add_sequence(SequenceRequest(number, prompt(number)[: TOKENS_PER_BLOCK + 1]))
+        run_transfers(manager)
         counts = np.ones(SEQUENCES_GENERATING, np.int64)
         lengths = np.full(SEQUENCES_GENERATING, TOKENS_PER_BLOCK + 1)
         times: dict[str, list[float]] = {"append": [], "pin": []}
@@ -154,6 +162,43 @@ class Cache:
         for number in ids.tolist():
             manager.remove_sequence(number)
         return times
+
+    def measure_reset(self) -> dict[str, list[float]]:
+        manager = self.manager
+        run_transfers(manager)
+        manager.add_sequence(SequenceRequest(IDS_GENERATING, prompt(IDS_GENERATING)[:1]))
+        asked: list[tuple[int, int]] = []
+        asking, is_empty = threading.Event(), threading.Event()
+
+        def ask_in_a_loop() -> None:
+            while not is_empty.is_set():
+                began = perf_counter_ns()
+                manager.get_token_count(IDS_GENERATING)
+                asked.append((began, perf_counter_ns()))
+                asking.set()
+
+        other = threading.Thread(target=ask_in_a_loop)
+        other.start()
+        asking.wait()
+        began = perf_counter_ns()
+        manager.reset_reuse_state()
+        ended = perf_counter_ns()
+        is_empty.set()
+        other.join()
+        manager.remove_sequence(IDS_GENERATING)
+        [window] = manager.get_kv_cache_stats().windows
+        if window.primary.free != window.primary.blocks:
+            raise SystemExit(f"after a reset {window.primary.free} of {window.primary.blocks} blocks are free")
+        waits = [(after - before) / 1e3 for before, after in asked if began <= before and after <= ended]
+        return {"reset": [(ended - began) / 1e3]} | _distribution(waits)
+
+
+def _distribution(waits: list[float]) -> dict[str, list[float]]:
+    """Nothing if the reset was over before the other thread had asked once."""
+    if not waits:
+        return {}
+    p99 = float(np.percentile(waits, 99))
+    return {"ask_in_reset": waits, "ask_in_reset_p99": [p99], "ask_in_reset_worst": [max(waits)]}
 
 
 @contextmanager

@@ -99,6 +99,22 @@ T from_index(const nb::object& item, const Field& field, std::size_t position) {
     return from_python_int<T>(number.ptr(), field, position);
 }
 
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
+// Reads items from `at` on as long as small_value() can, and returns where it ends. Such ints run no code, so the list
+// cannot change under them and needs no reference held.
+template <class T>
+Py_ssize_t read_small(PyObject* const* items, Py_ssize_t at, Py_ssize_t count, T* out) {
+    for (; at < count && PyLong_CheckExact(items[at]); ++at) {
+        const std::int64_t value = small_value(items[at]);
+        if (value < 0) {
+            break;
+        }
+        out[at] = static_cast<T>(value);
+    }
+    return at;
+}
+#endif
+
 nb::object item_of(PyObject* sequence, bool is_list, Py_ssize_t at) {
 #if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_LIMITED_API)
     PyObject* item = is_list ? PyList_GetItemRef(sequence, at) : Py_XNewRef(PyTuple_GetItem(sequence, at));
@@ -122,16 +138,13 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
     const Py_ssize_t count = length_of(sequence, is_list);
     std::vector<T> out(static_cast<std::size_t>(count));
     for (Py_ssize_t at = 0; at < count; ++at) {
-        const auto position = static_cast<std::size_t>(at);
 #if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
-        // Plain ints run no code, so the list cannot change under them and needs no reference held.
-        PyObject* plain = is_list ? PyList_GET_ITEM(sequence, at) : PyTuple_GET_ITEM(sequence, at);
-        if (PyLong_CheckExact(plain)) {
-            const std::int64_t small = small_value(plain);
-            out[position] = small >= 0 ? static_cast<T>(small) : from_python_int<T>(plain, field, position);
-            continue;
+        at = read_small(PySequence_Fast_ITEMS(sequence), at, count, out.data());
+        if (at == count) {
+            break;
         }
 #endif
+        const auto position = static_cast<std::size_t>(at);
         nb::object item = item_of(sequence, is_list, at);
         if (item.is_valid() && PyLong_CheckExact(item.ptr())) {
             out[position] = from_python_int<T>(item.ptr(), field, position);

@@ -15,6 +15,7 @@
 
 #include "core/block.h"
 #include "core/check.h"
+#include "core/prefetch.h"
 #include "core/set_digest.h"
 #include "core/types.h"
 
@@ -126,10 +127,10 @@ class BlockStore {
     void set_extras(BlockIndex block, std::string extras);
 
     void prefetch(BlockIndex block) const {
-        __builtin_prefetch(&(*this)[block]);
+        prefetch_memory(&(*this)[block]);
         const TokenId* tokens = tokens_.data() + std::size_t{number(block)} * tokens_per_block_;
         for (std::uint32_t line = 0; line < std::min(tokens_per_block_, kTokensAhead); line += kTokensPerLine) {
-            __builtin_prefetch(tokens + line);
+            prefetch_memory(tokens + line);
         }
     }
 

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/pause_point.h"
+#include "core/prefetch.h"
 #include "core/publish.h"
 #include "core/retain.h"
 #include "core/review.h"
@@ -36,15 +37,15 @@ void prefetch_around(const Window& window, BlockIndex block) {
         window.tree.prefetch(record.key);
     }
     if (record.in_tree && !is_root(record.parent)) {
-        __builtin_prefetch(&window.blocks[record.parent.block()]);
+        prefetch_memory(&window.blocks[record.parent.block()]);
     }
 }
 
 // Evictions come in runs, mostly up a path from its end: each touches a record, the one before it on the path, which is
 // often the next to go, and their links, all of them cold in a large pool. So this fetches what later ones will touch.
 void prefetch_victims(const Window& window, BlockIndex victim) {
-    constexpr int kNear = 2;
-    constexpr int kFar = 5;
+    constexpr int kNear = 4;
+    constexpr int kFar = 8;
     const EvictionQueue& queue = window.primary_queue;
     BlockIndex at = victim;
     for (int ahead = 1; ahead <= kFar; ++ahead) {
@@ -56,7 +57,7 @@ void prefetch_victims(const Window& window, BlockIndex victim) {
             prefetch_around(window, at);
         }
     }
-    __builtin_prefetch(&window.blocks[at]);
+    prefetch_memory(&window.blocks[at]);
     queue.prefetch(at);
     if (window.has_host()) {
         window.host_redundant_queue.prefetch(at);

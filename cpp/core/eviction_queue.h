@@ -13,6 +13,7 @@
 
 #include "core/check.h"
 #include "core/eviction_heap.h"
+#include "core/prefetch.h"
 #include "core/set_digest.h"
 #include "core/types.h"
 
@@ -50,7 +51,7 @@ class EvictionQueue {
         const std::uint32_t next = links_[number(block)].next;
         return next < blocks_ ? BlockIndex{next} : kNone;
     }
-    void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[number(block)]); }
+    void prefetch(BlockIndex block) const { prefetch_memory(&links_[number(block)]); }
 
     // Covers which blocks wait, and in what order. Whether a parent is parked yet does not matter.
     std::uint64_t digest();

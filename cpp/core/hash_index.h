@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/prefetch.h"
 #include "core/steps.h"
 #include "core/types.h"
 
@@ -16,7 +17,7 @@ class HashIndex {
     explicit HashIndex(std::uint32_t blocks)
         : mask_(std::bit_ceil(std::uint64_t{blocks} * 3 / 2 + 2) - 1), entries_(mask_ + 1, Entry{0, kNone}) {}
 
-    void prefetch(std::uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_]); }
+    void prefetch(std::uint64_t hash) const { prefetch_memory(&entries_[hash & mask_]); }
 
     // The first block filed under a hash that looks like this one, or kNone. A hint for prefetching.
     BlockIndex hint(std::uint64_t hash) const {

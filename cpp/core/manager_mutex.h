@@ -1,4 +1,4 @@
-// The one lock of a manager. KVFIX_NO_LOCK compiles it out: only the stress program's negative control is built so.
+// The one lock of a manager. KVFIX_NO_LOCK compiles it out: only the negative control of the stress programs is built so.
 //
 // A fork waits until no call is inside any manager, so that the child's copies are whole and can be freed. To use one there is
 // refused: it has its parent's books, but not its cache.

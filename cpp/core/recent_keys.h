@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/index_hash.h"
+#include "core/prefetch.h"
 #include "core/steps.h"
 
 namespace kvfix {
@@ -19,8 +20,8 @@ class RecentKeys {
     explicit RecentKeys(std::uint32_t keys) : keys_(std::max(keys, 1U)), young_(places(keys_)), old_(places(keys_)) {}
 
     void prefetch(std::uint64_t key) const {
-        __builtin_prefetch(&young_[home(young_, key)]);
-        __builtin_prefetch(&old_[home(old_, key)]);
+        prefetch_memory(&young_[home(young_, key)]);
+        prefetch_memory(&old_[home(old_, key)]);
     }
     bool contains(std::uint64_t key) const { return has(young_, key) || has(old_, key); }
 

@@ -21,6 +21,7 @@
 #include "core/hash_index.h"
 #include "core/identity.h"
 #include "core/index_hash.h"
+#include "core/prefetch.h"
 #include "core/tenant_index.h"
 #include "core/types.h"
 
@@ -133,7 +134,7 @@ class ReuseTree {
     void prefetch_further(BlockIndex block) const {
         if (const BlockIndex further = further_[number(block)]; further != kNone) {
             store_.prefetch(further);
-            __builtin_prefetch(&further_[number(further)]);
+            prefetch_memory(&further_[number(further)]);
         }
     }
     // The full child of `parent` with this content, or kNone.

@@ -4,12 +4,9 @@
 
 #include <array>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
-#include <string>
 
 #include "core/block_manager.h"
+#include "tests/stress_harness.h"
 
 namespace kvfix::stress {
 
@@ -17,19 +14,6 @@ inline constexpr std::uint32_t kTokensPerBlock = 4;
 inline constexpr std::array<std::uint32_t, 2> kWindows{16, 64};
 inline constexpr std::uint32_t kBlocksPrimary = 48;
 inline constexpr std::uint32_t kBlocksHost = 24;
-
-[[noreturn]] inline void fail(const std::string& why) {
-    static std::mutex once;
-    once.lock();  // the first thread to fail reports; the others may be in any state by now
-    std::fprintf(stderr, "stress_block_manager: %s\n", why.c_str());
-    std::_Exit(1);
-}
-
-inline void expect(bool ok, const char* why) {
-    if (!ok) {
-        fail(why);
-    }
-}
 
 // A thread writes an entry after it has gained what the entry says, and clears it before it gives that up. So two
 // entries that contradict each other are never a matter of timing.
@@ -91,8 +75,7 @@ struct Arena {
     BlockManager manager{make_config()};
     SlotTable slots;
     PrivateBlocks private_blocks;
-    std::atomic<bool> stop = false;
-    std::atomic<std::uint64_t> calls = 0;
+    Progress progress;
 };
 
 }  // namespace kvfix::stress

@@ -27,9 +27,9 @@ class Player {
             &Player::grow,       &Player::grow,       &Player::store,    &Player::take,    &Player::take,
             &Player::end_ticket, &Player::end_ticket, &Player::pin_ids,  &Player::pin_ids, &Player::pin_ids,
             &Player::unpin,      &Player::unpin,      &Player::pin_held, &Player::read,    &Player::look_deep};
-        while (!arena_.stop) {
+        while (!arena_.progress.is_over()) {
             (this->*kCalls[below(kCalls.size())])();
-            ++arena_.calls;
+            arena_.progress.count_call();
         }
         let_everything_go();
     }
