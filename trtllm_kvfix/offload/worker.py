@@ -354,5 +354,6 @@ def summed_up(ends: Sequence[Ended]) -> Ended:
     error = next((one.error for one in ends if one.error), "")
     bad = tuple(sorted({slot for one in ends for slot in one.bad_slots}))
     lost = tuple(sorted({slot for one in ends for slot in one.lost_slots}))
+    unsure = tuple(sorted({slot for one in ends for slot in one.unsure_slots}))
     no_room = bool(error) and all(one.no_room for one in ends if one.error)
-    return Ended(ends[0].job, error, bad, no_room, lost)
+    return Ended(ends[0].job, error, bad, no_room, lost, unsure)
