@@ -54,7 +54,6 @@ def test_a_block_whose_read_fails_costs_what_follows_it_and_nothing_else(
     assert served(bench, 12, OTHER) == BEHIND and bench.executor.corrupt == []
     assert jobs(bench.scheduler.side.ledger, FreeJob), "nothing else waits for the process to end"
     porter.begin_anew()
-    served(bench, 13)
     settle(bench)
 
 
@@ -77,7 +76,6 @@ def test_a_block_whose_read_has_failed_is_asked_for_again_later(
     clock.now += scheduler.AVOIDED_S + 1
     assert fetched()
     porter.begin_anew()
-    served(bench, 2)
     settle(bench)
 
 
