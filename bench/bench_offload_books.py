@@ -10,6 +10,8 @@ hit_us               asking for matches where all of the prompt is in the host t
 prompt_block_us      a block of the prompt, when it has been computed: planned, and noted as arrived
 block_us             a block that generating fills, likewise, all requests at once
 iteration_us         an iteration of all requests in which no block is full
+claim_us             100 blocks of a prompt claim slots of a full `adaptive` tier, of so many slots; with --claims alone
+claim_max_us         the longest of these, of each round
 
 A server that is not measured comes first: the first dozen blocks of a process cost three times as much as those later,
 while the interpreter learns the code.
@@ -17,6 +19,7 @@ while the interpreter learns the code.
 
 import argparse
 import gc
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 from measure import RESULTS, Row, Summary, pin_to_one_core, report
 
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import Ended, Link, Step
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
@@ -39,6 +43,9 @@ REQUESTS = (1, 16, 64, 256)
 WARM_UP = (4, 1_024, 8)  # requests, context, and how many such servers
 PERIODS = 16  # blocks that each request fills while generating: the first ones come with the ends of its prompt
 ROUNDS = 5
+CLAIMS_SLOTS = (14_080, 200_000)  # 55 and 781 GiB of blocks of 4 MiB
+CLAIM = 100  # blocks
+RETURNING = 0.3  # of the prompts
 
 
 @dataclass
@@ -188,6 +195,31 @@ def measure(requests: int, context: int, rounds: int, name: str) -> Iterator[Row
         yield Row(f"{requests} x {context // 1024}k", BLOCK, name, metric, Summary.of(values), ratio)
 
 
+def claims(slots: int) -> list[float]:
+    """Times claims of a tier that is full, in microseconds."""
+    index, draws = TierIndex(slots, BLOCK, admission="adaptive"), random.Random(1)
+    filling, seen, took = np.arange(BLOCK * CLAIM, dtype=np.int32), [0], list[float]()
+    for number in range(1, 8 * slots // CLAIM):
+        seen.append(draws.choice(seen[-200:]) if draws.random() < RETURNING else number)
+        sequence = index.open()
+        index.extend(sequence, filling + CLAIM * seen[-1])
+        index.held(sequence)
+        begin = thread_time()
+        claim = index.claim(sequence, CLAIM)
+        took.append((thread_time() - begin) * 1e6)
+        assert claim is not None
+        index.commit(claim.slots)
+        index.close(sequence)
+    return took[2 * slots // CLAIM :]
+
+
+def measure_claims(slots: int, rounds: int, name: str) -> Iterator[Row]:
+    took = [claims(slots) for _ in range(rounds)]
+    workload = f"{CLAIM} of {slots}"
+    yield Row(workload, BLOCK, name, "claim_us", Summary.of([each for one in took for each in one]))
+    yield Row(workload, BLOCK, name, "claim_max_us", Summary.of([max(one) for one in took]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
@@ -197,10 +229,16 @@ def main() -> None:
     parser.add_argument("--name", default="trtllm-kvfix", help="what the rows say was measured")
     parser.add_argument("--print", action="store_true", help="print, and keep no rows")
     parser.add_argument("--quick", action="store_true", help="one round of 1k and 8k tokens")
+    parser.add_argument("--claims", action="store_true", help="measure claims of a full tier, and nothing else")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.contexts, arguments.rounds = "1024,8192", 1
     pin_to_one_core()
+    if arguments.claims:
+        for slots in CLAIMS_SLOTS:
+            rows = measure_claims(slots, arguments.rounds, arguments.name)
+            show(rows) if arguments.print else report("offload_books.csv", rows, arguments.results)
+        return
     warm_up(*WARM_UP)
     for context in map(int, arguments.contexts.split(",")):
         for requests in map(int, arguments.requests.split(",")):

@@ -1705,6 +1705,11 @@ class TierIndex:
     def abandon(self, slots: Any) -> None:
         """The slots of one claim will not be filled."""
 
+    def set_aside(self, slots: Any) -> None:
+        """
+        The blocks of one claim will not be filled, as if abandoned. Their slots may still be written, so they stay until they are abandoned.
+        """
+
     def pin(self, sequence: int, first: int, end: int) -> list[int]:
         """
         Pins blocks first to end, as far as they can be read, and returns their slots. They stay until they are unpinned.

@@ -83,11 +83,16 @@ class Hashes:
         return names
 
 
+def tokens_computed(prompt_tokens: int, answer_tokens: int) -> int:
+    """How many tokens of a request have blocks to fill: nothing is computed of an answer's last one."""
+    return prompt_tokens + max(answer_tokens - 1, 0)
+
+
 def line_of(ended: EndedRequest, hashes: Hashes) -> bytes:
     at_ms, prompt_tokens, identity = ended.begun
     answer_tokens = max(len(ended.tokens) - prompt_tokens, 0)
-    computed = prompt_tokens + max(answer_tokens - 1, 0)  # nothing is computed of an answer's last token
-    names = hashes.of(identity, np.asarray(ended.tokens[:computed], np.int32))
+    computed = ended.tokens[: tokens_computed(prompt_tokens, answer_tokens)]
+    names = hashes.of(identity, np.asarray(computed, np.int32))
     prompt_blocks = -(-prompt_tokens // hashes.tokens_per_block)
     fields = {
         "timestamp": round(at_ms, 3),

@@ -142,6 +142,10 @@ void bind_tier_index(nb::module_& m) {
              "The slots of one claim are filled, so its blocks can be found.")
         .def("abandon", &with_slots<&TierIndex::abandon>, "slots"_a, nb::sig("def abandon(self, slots: Any) -> None"),
              "The slots of one claim will not be filled.")
+        .def("set_aside", &with_slots<&TierIndex::set_aside>, "slots"_a,
+             nb::sig("def set_aside(self, slots: Any) -> None"),
+             "The blocks of one claim will not be filled, as if abandoned. Their slots may still be written, so they "
+             "stay until they are abandoned.")
         .def("pin", &pin, "sequence"_a, "first"_a, "end"_a,
              "Pins blocks first to end, as far as they can be read, and returns their slots. They stay until they are "
              "unpinned.")

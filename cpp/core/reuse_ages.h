@@ -29,7 +29,8 @@ struct Going {
 
 class ReuseAges {
   public:
-    explicit ReuseAges(std::uint32_t slots);
+    // Every `sampled`th block is told. Nothing grows later at once, as a table does that doubles.
+    ReuseAges(std::uint32_t slots, std::uint32_t sampled);
 
     void asked(std::uint64_t key, BlockKind kind, bool elsewhere, std::uint64_t now);
     // Takes the worth anew from what was seen. What was seen long ago counts for less.
@@ -49,16 +50,23 @@ class ReuseAges {
         std::uint64_t key;
         std::uint64_t since;
         BlockKind kind;
-        bool is_asked_again;  // then a later entry stands for the block
+        bool is_asked_again;      // then a later entry stands for the block
+        std::uint8_t bucket = 0;  // in which it is counted
     };
 
     std::uint32_t bucket(std::uint64_t age) const;
     void forget_old(std::uint64_t now);
-    Counts at_risk(std::uint64_t now) const;
+    void move_into(std::uint32_t bucket, std::uint64_t now);
+    Counts at_risk() const;
 
-    const std::uint64_t unit_;                               // of age: a quarter of the first bucket
-    std::deque<Waiting> waiting_;                            // in the order in which they were asked for
-    std::uint64_t forgotten_ = 0;                            // entries that have left its front
+    const std::uint64_t unit_;     // of age: a quarter of the first bucket
+    std::deque<Waiting> waiting_;  // in the order in which they were asked for
+    std::uint64_t forgotten_ = 0;  // entries that have left its front
+    // How many blocks have waited so long, counted as time goes by, since a look at all of them at once would hold up
+    // whoever asks. For each bucket the number of the first entry that is too young for it; some may be behind.
+    Counts waited_{};
+    std::array<std::uint64_t, kBuckets> too_young_{};
+    std::uint32_t turn_ = 0;
     std::unordered_map<std::uint64_t, std::uint64_t> last_;  // key -> number of its entry
     Counts reused_{};                                        // ages at which blocks were found again
     Counts left_{};                                          // ages up to which blocks were seen, and not found

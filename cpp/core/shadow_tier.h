@@ -15,7 +15,7 @@ namespace kvfix {
 template <std::size_t Rules>
 class ShadowTiers {
   public:
-    explicit ShadowTiers(std::uint32_t slots) : slots_(slots == 0 ? 1 : slots) {}
+    explicit ShadowTiers(std::uint32_t slots) : slots_(slots == 0 ? 1 : slots) { blocks_.reserve(Rules * slots_); }
 
     // A request asks for a block. A tier that lacks it and is full asks `takes(rule, kind, asked at)` of the one that
     // would go.

@@ -14,8 +14,8 @@ TierAdmission::TierAdmission(TierPolicy policy, std::uint32_t slots)
     : policy_(policy),
       round_(std::max(slots / kSampledPositions, kRoundMin)),
       history_(policy == TierPolicy::all ? 0 : two_thirds(std::uint64_t{slots} * 4)),
-      ages_(slots),
-      shadows_(slots / kSampledPositions) {}
+      ages_(policy == TierPolicy::all ? 0 : slots, kSampledPositions),
+      shadows_(policy == TierPolicy::all ? 0 : slots / kSampledPositions) {}
 
 TierAdmission::Warmth TierAdmission::warmth(std::uint32_t known, std::uint32_t blocks) {
     const std::uint64_t percent = blocks == 0 ? 0 : std::uint64_t{known} * 100 / blocks;

@@ -152,11 +152,15 @@ void TierBlocks::arrive(TierSlot block) {
     review(block);
 }
 
-void TierBlocks::abandon(TierSlot block) {
-    check(blocks_[block].children == 0, "a block is abandoned under those that follow it");
+void TierBlocks::set_aside(TierSlot block) {
+    check(blocks_[block].children == 0, "a block is given up under those that follow it");
     if (blocks_[block].parent != kNone) {
         detach(block);
     }
+}
+
+void TierBlocks::abandon(TierSlot block) {
+    set_aside(block);
     --owned_;
     release(block);
 }

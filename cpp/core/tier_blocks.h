@@ -88,7 +88,8 @@ class TierBlocks {
                   TierSequenceId writer, AskedBlock asked, TierSlot victim);
     void note(TierSlot block, AskedBlock asked);  // a request asks for it
     void arrive(TierSlot block);
-    void abandon(TierSlot block);  // the last block of a claim first
+    void abandon(TierSlot block);    // the last block of a claim first
+    void set_aside(TierSlot block);  // as well, but its slot stays until it is abandoned
 
     void pin(TierSlot block);
     void unpin(TierSlot block);

@@ -343,6 +343,15 @@ void TierIndex::commit(std::span<const TierSlot> slots) {
 
 void TierIndex::abandon(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
+    give_up(slots, &TierBlocks::abandon);
+}
+
+void TierIndex::set_aside(std::span<const TierSlot> slots) {
+    const ManagerGuard guard(mutex_);
+    give_up(slots, &TierBlocks::set_aside);
+}
+
+void TierIndex::give_up(std::span<const TierSlot> slots, void (TierBlocks::*give_up_block)(TierSlot)) {
     check_claim(slots, Part::end);
     // the last first, because a child goes before its parent
     for (std::size_t left = slots.size(); left != 0; --left) {
@@ -350,7 +359,7 @@ void TierIndex::abandon(std::span<const TierSlot> slots) {
         if (const auto writer = sequences_.find(blocks_[slot].writer); writer != sequences_.end()) {
             writer->second.settled = std::min(writer->second.settled, writer->second.claimed_from);
         }
-        blocks_.abandon(slot);
+        (blocks_.*give_up_block)(slot);
     }
 }
 

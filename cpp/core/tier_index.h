@@ -63,6 +63,9 @@ class TierIndex {
     void commit(std::span<const TierSlot> slots);
     // `slots` are all those of one claim, or its last ones.
     void abandon(std::span<const TierSlot> slots);
+    // Gives up the last blocks of one claim, as `abandon` does, but keeps their slots: what was to fill them may still
+    // write them. `abandon` gives these back.
+    void set_aside(std::span<const TierSlot> slots);
 
     // Pins blocks first to end, as far as they can be read, and returns their slots. They stay until they are unpinned.
     std::vector<TierSlot> pin(TierSequenceId id, std::uint32_t first, std::uint32_t end);
@@ -123,6 +126,7 @@ class TierIndex {
     AskedBlock asked_block(const Sequence& sequence, std::uint32_t position) const;
     enum class Part : std::uint8_t { whole, end };
     void check_claim(std::span<const TierSlot> slots, Part part) const;
+    void give_up(std::span<const TierSlot> slots, void (TierBlocks::*give_up_block)(TierSlot));
 
     const std::uint32_t tokens_per_block_;
     mutable ManagerMutex mutex_{"this TierIndex"};  // guards everything below

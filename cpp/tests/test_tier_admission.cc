@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+
+#include "tests/steps_of.h"
 
 namespace kvfix {
 namespace {
@@ -82,6 +85,19 @@ TEST_F(TierAdmissionTest, APromptIsAsWarmAsItsKnownPartIsLong) {
     EXPECT_EQ(TierAdmission::warmth(14, 100), Warmth::cold);
     EXPECT_EQ(TierAdmission::warmth(15, 100), Warmth::partly);
     EXPECT_EQ(TierAdmission::warmth(60, 100), Warmth::mostly);
+}
+
+// Somebody's claim waits for it: the end of a round looks at no more than what has moved on since.
+TEST_F(TierAdmissionTest, NoBlockThatIsAskedForPaysForAllThatWait) {
+    constexpr std::uint32_t kMany = 1U << 14;
+    TierAdmission large(TierPolicy::adaptive, kMany);
+    std::uint64_t most = 0;
+    for (std::uint64_t number = 0; number < 20ULL * kMany; ++number) {
+        most =
+            std::max(most, testing::steps_of([&] { large.asked(key(number), kSampled, false, Warmth::cold, false); }));
+    }
+    EXPECT_LE(most, 2000U);
+    EXPECT_GE(most, 38U) << "it counts something";
 }
 
 }  // namespace

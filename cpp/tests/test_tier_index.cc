@@ -76,6 +76,27 @@ TEST(TierIndex, TheEndOfAClaimMayBeAbandonedAndTheRestCommitted) {
     index.check_invariants();
 }
 
+TEST(TierIndex, SlotsThatWereSetAsideAreNobodysUntilTheyAreAbandoned) {
+    TierIndex index(3, kSize);
+    const TierSequenceId id = index.open("", {});
+    index.extend(id, block(7));
+    index.extend(id, block(8));
+    index.extend(id, block(9));
+    const std::vector<TierSlot> slots = index.claim(id, 3, 0, {})->slots;
+    index.set_aside(std::span(slots).subspan(1));
+    index.abandon(std::span(slots).subspan(2));
+    index.commit(std::span(slots).first(1));
+    const auto again = index.claim(id, 3, 0, {});
+    EXPECT_EQ(again->first, 1U) << "the block may come from elsewhere";
+    EXPECT_EQ(again->slots, std::vector<TierSlot>{slots[2]});
+    index.commit(again->slots);
+    EXPECT_EQ(index.stats().owned, 1U);
+    index.abandon(std::span(slots).subspan(1, 1));
+    EXPECT_EQ(index.stats().free, 1U);
+    EXPECT_EQ(index.held(id), 2U) << "what came from elsewhere stays";
+    index.check_invariants();
+}
+
 TEST(TierIndex, WhatWasAbandonedIsFreeAndMayPushOthersOutLater) {
     TierIndex index(2, kSize);
     grown(index, 2, "another");

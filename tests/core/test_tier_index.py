@@ -139,6 +139,15 @@ class TierIndexMachine(RuleBasedStateMachine):
             self.claims.append(slots[:kept])
 
     @precondition(lambda self: self.claims)
+    @rule(index=numbers, kept=numbers)
+    def set_aside_the_end_of_a_claim(self, index: int, kept: int) -> None:
+        slots = self.claims.pop(index % len(self.claims))
+        kept %= len(slots)
+        self.model.set_aside(self.blocks_of(slots[kept:]))
+        self.core.set_aside(slots[kept:])
+        self.claims += [part for part in (slots[:kept], slots[kept:]) if part]
+
+    @precondition(lambda self: self.claims)
     @rule(index=numbers, arrived=st.booleans())
     def end_another_part_of_a_claim(self, index: int, arrived: bool) -> None:
         """Refused, but where all was dropped: then there is nothing that hangs together."""

@@ -2,12 +2,12 @@
 
 from typing import TypeVar
 
-from trtllm_kvfix.offload.ledger import Ended, FetchJob, Job, Ledger, LoadJob, PutJob, StoreJob
+from trtllm_kvfix.offload.ledger import Ended, FetchJob, FreeJob, Job, Ledger, LoadJob, PutJob, StoreJob
 from trtllm_kvfix.offload.transfers import Transfers
 
 WAIT_S = 60.0
 
-AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
+AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob, FreeJob)
 
 
 def jobs(ledger: Ledger, kind: type[AnyJob]) -> list[AnyJob]:

@@ -247,6 +247,30 @@ def test_an_idle_engine_shows_its_pool_as_it_is(make_bench: MakeBench) -> None:
     assert counters.offload_pool_free_blocks.value == stats.free == stats.slots - 6
 
 
+def test_every_iteration_shows_the_pool_as_it_is(make_bench: MakeBench, tmp_path: Path) -> None:
+    """And so does one without requests, behind which there may be none for long."""
+    file = tmp_path / "switches.yaml"
+    bench = make_bench(40, control_file=file)
+
+    def check(step: int) -> None:
+        stats = bench.index.stats()
+        shown = counters.offload_pool_busy_blocks.value, counters.offload_pool_free_blocks.value
+        assert shown == (stats.owned, stats.free), step
+
+    for number in range(24):
+        bench.executor.submit(Request(number, prompt(number % 7), max_new_tokens=3))
+    bench.executor.run(check)
+    for forget in (lambda: file.write_text("drop: 1\n"), bench.executor.update_weights):
+        serve(bench, 100, prompt(1))
+        bench.settle()
+        assert bench.index.stats().free < 40
+        forget()
+        bench.executor.step()
+        check(0)
+        assert counters.offload_pool_free_blocks.value == 40
+    require_clean(bench)
+
+
 def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: Clock
 ) -> None:

@@ -78,7 +78,15 @@ class PutJob(NamedTuple):
     is_prompt: bool = False  # others are more likely to ask for them than for what was generated
 
 
-Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
+class FreeJob(NamedTuple):
+    """A job that is over once nothing can write these slots of a fetch any more, though their reads have failed."""
+
+    number: int
+    request_id: int
+    slots: tuple[int, ...]
+
+
+Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob | FreeJob
 
 
 def places(job: StoreJob | LoadJob) -> list[tuple[int, int]]:
@@ -113,6 +121,10 @@ class Step(NamedTuple):
     def puts(self) -> tuple[PutJob, ...]:
         return tuple(job for job in self.jobs if isinstance(job, PutJob))
 
+    @property
+    def frees(self) -> tuple[FreeJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, FreeJob))
+
     def transfers(self) -> list[StoreJob | LoadJob]:
         return [job for job in self.jobs if isinstance(job, StoreJob | LoadJob)]
 
@@ -128,6 +140,7 @@ class Ended(NamedTuple):
     bad_slots: tuple[int, ...] = ()  # host slots that hold something else than was stored, here or in the remote tier
     no_room: bool = False  # nothing is wrong: more transfers waited than may wait
     lost_slots: tuple[int, ...] = ()  # of a fetch: those that it has not filled, bad ones among them
+    unsure_slots: tuple[int, ...] = ()  # those of them that may be written later
 
 
 class RankReport(NamedTuple):
@@ -144,7 +157,7 @@ class Late(NamedTuple):
     closed: tuple[int, ...] = ()  # requests for which nothing more will be sent
 
 
-AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
+AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob, FreeJob)
 
 
 class JobState(Enum):
@@ -398,8 +411,8 @@ class Ledger:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any job is still under way."""
-        return any(record.is_under_way for record in self._records.values())
+        """Whether any job is still under way. Nobody waits for a `FreeJob`: it may take as long as a process lives."""
+        return any(record.is_under_way for record in self._records.values() if not isinstance(record.job, FreeJob))
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
         """Note the end of a job that all ranks together report."""

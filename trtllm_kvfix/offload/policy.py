@@ -5,7 +5,7 @@ knows of transfers, clocks or upstream: the scheduler side makes jobs of what co
 transfer end at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -260,10 +260,14 @@ class TierPolicy(Generic[P]):
         if slots[0] < self._slots:
             (self.index.commit if well else self.index.abandon)(slots)
 
-    def fetched(self, slots: Sequence[int], come: int) -> None:
-        """A fetch is over, and so many leading blocks have come."""
-        self.index.abandon(slots[come:])
+    def fetched(self, slots: Sequence[int], come: int, unsure: Collection[int] = ()) -> None:
+        """A fetch is over, and so many leading blocks have come. The `unsure` slots may be written until `freed`."""
+        self.index.set_aside(slots[come:])
+        self.index.abandon([slot for slot in slots[come:] if slot not in unsure])
         self.index.commit(slots[:come])
+
+    def freed(self, slots: Sequence[int]) -> None:
+        self.index.abandon(slots)
 
     def loaded(self, slots: Sequence[int], bad: Sequence[int] = ()) -> None:
         """A load is over. Nobody finds the bad ones again."""

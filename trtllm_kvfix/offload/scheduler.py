@@ -520,8 +520,6 @@ class Tally:
 
     def finished(self, index: TierIndex | None) -> None:
         self._finished += 1
-        if index is not None:
-            self.show(index)
         if self._log_every_requests and self._finished % self._log_every_requests == 0:
             self._tell(index)
 
@@ -771,6 +769,7 @@ class OffloadScheduler:
             if self._estimates:
                 self.worth.prefill.note_step(monotonic(), prompt_tokens_of(scheduler_output))
             self._take_report(scheduler_output)
+        self._show()
         return self.ledger.take_step()
 
     def _take_report(self, output: Any) -> None:
@@ -814,6 +813,7 @@ class OffloadScheduler:
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
             self._finishing.pop(request_id).close()
+        self._show()
         return Late(self.ledger.take_step(), closed)
 
     def _begin(self, data: Any) -> None:
@@ -890,7 +890,12 @@ class OffloadScheduler:
         all_ended = self.ledger.take_ended_everywhere()
         for record, ended in all_ended:
             self._end(record, ended)
-        if all_ended and self._policy is not None:
+        if all_ended:
+            self._show()
+
+    def _show(self) -> None:
+        """Nothing may follow for long, as in an engine that becomes idle."""
+        if self._policy is not None:
             self.tally.show(self._policy.index)
 
     def _forget_weights(self) -> None:

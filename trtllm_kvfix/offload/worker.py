@@ -10,7 +10,19 @@ from typing import Any, Protocol
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
-from trtllm_kvfix.offload.ledger import OVER, Ended, Late, Link, LoadJob, RankReport, Record, Step, StoreJob, Weights
+from trtllm_kvfix.offload.ledger import (
+    OVER,
+    Ended,
+    FreeJob,
+    Late,
+    Link,
+    LoadJob,
+    RankReport,
+    Record,
+    Step,
+    StoreJob,
+    Weights,
+)
 from trtllm_kvfix.offload.patches import OUTDATED, PARTIAL_COPIES, Chooser, guarded, watch
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import BlockLayout, LayoutMismatch, Transfers, pool_of, require_alike
@@ -18,6 +30,8 @@ from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.ranks import Ranks, agreed, together
 
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
+
+FREES_EVERY = 256  # iterations: whether slots are free again, which nobody waits for
 
 
 @dataclass
@@ -97,6 +111,7 @@ class OffloadWorker:
         self._stores_over = 0  # on all ranks, since the start
         self._outdated: set[int] = set()  # loads that bring nothing, however they end: the same on all ranks
         self._saving: dict[int, bool] = {}  # ended requests that keep their blocks -> no more comes for them
+        self._iterations = 0  # the same on all ranks
         self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
@@ -259,8 +274,10 @@ class OffloadWorker:
         return layout
 
     def _is_running(self) -> bool:
-        """Whether the ranks meet to agree. The answer is the same on all of them."""
-        return self._ledger.is_under_way
+        """Whether the ranks meet to agree. The answer is the same on all of them. Asked in each iteration."""
+        self._iterations += 1
+        frees_due = self._iterations % FREES_EVERY == 0 and bool(self._ledger.of(FreeJob))
+        return self._ledger.is_under_way or frees_due
 
     def _ended_here(self) -> list[Ended]:
         filled = self.carrier.take_ended() if self.carrier is not None else []
@@ -354,5 +371,6 @@ def summed_up(ends: Sequence[Ended]) -> Ended:
     error = next((one.error for one in ends if one.error), "")
     bad = tuple(sorted({slot for one in ends for slot in one.bad_slots}))
     lost = tuple(sorted({slot for one in ends for slot in one.lost_slots}))
+    unsure = tuple(sorted({slot for one in ends for slot in one.unsure_slots}))
     no_room = bool(error) and all(one.no_room for one in ends if one.error)
-    return Ended(ends[0].job, error, bad, no_room, lost)
+    return Ended(ends[0].job, error, bad, no_room, lost, unsure)

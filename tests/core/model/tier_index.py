@@ -116,6 +116,12 @@ class ModelTierIndex:
                 writer = self.sequences[block.writer]
                 writer.settled = min(writer.settled, writer.claimed_from)
 
+    def set_aside(self, claimed: list[TierBlock]) -> None:
+        self.abandon(claimed)
+        self.blocks += claimed
+        for block in claimed:
+            block.findable = False
+
     def pin(self, number: int, first: int, end: int) -> list[TierBlock]:
         pinned = self._readable(self._here(self._at(number)))[first:end]
         for block in pinned:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -30,6 +30,9 @@ class PorterDouble:
         self.answered: deque[tuple[Message, Outcomes]] = deque()
         self.holds_gets = self.holds_puts = self.fails_gets = False
         self.bad: set[Key] = set()  # what comes of these is not what was put
+        self.failing: set[Key] = set()  # reads of these fail, and write for as long as the process lives
+        self._unsure: set[int] = set()
+        self._leaving: dict[int, Collection[int]] = {}
         self.looks, self.holds_looks, self.silent_s = 0, False, 0.0
         self.looking: deque[Look] = deque()
         self.found: deque[LookAnswer] = deque()
@@ -76,6 +79,23 @@ class PorterDouble:
         outcomes = () if error else tuple(self._moved(message, at) for at in range(len(message.keys)))
         self.answered.append((message, Outcomes(message.number, outcomes, error, 0.001)))
 
+    def note_gone(self, number: int, slots: Collection[int]) -> None:
+        self._leaving[number] = slots
+
+    def take_gone(self) -> list[int]:
+        gone = [number for number, slots in self._leaving.items() if self._unsure.isdisjoint(slots)]
+        for number in gone:
+            del self._leaving[number]
+        return gone
+
+    def write_late(self) -> None:
+        for slot in self._unsure:
+            ctypes.memset(self.address_of(slot), 0xA5, self.spec.block_bytes)
+
+    def begin_anew(self) -> None:
+        """Another process takes its place."""
+        self._unsure.clear()
+
     def close(self, wait_s: float) -> bool:
         del wait_s
         return True
@@ -92,6 +112,9 @@ class PorterDouble:
             return Outcome.WHOLE
         if key not in self.memory:
             return Outcome.MISSING
+        if key in self.failing:
+            self._unsure.add(message.slots[at])
+            return Outcome.FAILED
         ctypes.memmove(address, self.memory[key], size)
         if key in self.bad:
             ctypes.memset(address, 0xA5, size)

@@ -60,7 +60,18 @@ class RemoteMachine(host.ConnectorMachine):
             self.porter.answer(message, "the process has ended")
         self.porter.found.extend(LookAnswer(look.number, error="the process has ended") for look in self.porter.looking)
         self.porter.looking.clear()
+        self.porter.begin_anew()
         self.porter.is_up = is_up
+
+    @rule(index=st.integers(0, 100))
+    def fail_reads_of_one(self, index: int) -> None:
+        if self.memory:
+            self.porter.failing.add(list(self.memory)[index % len(self.memory)])
+
+    @rule()
+    def write_late(self) -> None:
+        """What has failed writes its slots all the same."""
+        self.porter.write_late()
 
     @rule(index=st.integers(0, 100))
     def evict(self, index: int) -> None:
@@ -103,6 +114,7 @@ class RemoteMachine(host.ConnectorMachine):
 
     def settle(self) -> None:
         side = self.bench.scheduler.side
+        self.porter.begin_anew()
         for _ in range(2000):
             if len(side.ledger) == 0:
                 break

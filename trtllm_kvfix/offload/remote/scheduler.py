@@ -24,6 +24,7 @@ from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.ledger import (
     Ended,
     FetchJob,
+    FreeJob,
     Link,
     LoadJob,
     PutJob,
@@ -249,6 +250,9 @@ class HeldBack:
 FAILURES_MIN = 3  # fetches in a row, before it is left alone
 ASKED_TOKENS_MAX = 16384  # of prompts, in one iteration: others are asked about in the next one
 
+AVOIDED_S = 60.0  # a block whose read has failed is asked for again: its node may be back, or the block elsewhere
+NOBODY = -1  # in the place of a request
+
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
 SAID_EVERY = 100  # estimates
@@ -279,6 +283,7 @@ class RemoteTier:
         self.puts = Puts(self._link)
         self.share, self.takes, self.plan_of = self.puts.share, self.puts.takes, self.puts.plan_of
         self._fetch_pause = Pause(FAILURES_MIN)  # after fetches that failed
+        self._avoided: dict[bytes, float] = {}  # keys of blocks whose reads have failed -> until when
         self._estimates = 0
         self._era = Era()
 
@@ -369,14 +374,14 @@ class RemoteTier:
         live.chain = self._chain(live, lookup)
         return lookup
 
-    def reach(self, live: LiveRequest, _held: int, _limit: int) -> int:
+    def reach(self, live: LiveRequest, held: int, _limit: int) -> int:
         store, lookup = self._link.store, self.lookups.of(live.request_id)
         if store is None or lookup is None or live.chain is None:
             return 0
         # Upstream may take a part of a reservation, or come back on it, in the middle of a fetch.
         if self._loads.are_reserved or not self._may_fetch(store, monotonic()):
             return 0
-        return lookup.found or 0
+        return self._reach_before_avoided(live, held, lookup.found or 0)
 
     def names(self, live: LiveRequest, first: int, end: int) -> tuple[bytes, ...]:
         return live.chain.keys(first, end) if live.chain is not None else ()
@@ -467,6 +472,8 @@ class RemoteTier:
     def end(self, policy: TierPolicy[LiveRequest], record: Record, ended: Ended) -> None:
         if isinstance(record.job, PutJob):
             self.puts.end(record.plan, record.job, ended)
+        elif isinstance(record.job, FreeJob):
+            policy.freed(record.job.slots)
         else:
             self._end_fetch(policy, record.plan, ended)
 
@@ -483,7 +490,9 @@ class RemoteTier:
             counters.offload_remote_errors.add()
             why = ended.error or f"{len(ended.lost_slots)} are gone from it, or bad, as {len(ended.bad_slots)} are"
             log.warning("%d of %d blocks did not come from the remote tier: %s", len(slots) - come, len(slots), why)
-        policy.fetched(slots, come)
+        policy.fetched(slots, come, ended.unsure_slots)
+        if ended.unsure_slots:
+            self._leave_alone(fetching.fetch, ended.unsure_slots)
         if come:
             self._fetch_pause.succeeded()
             now = monotonic()
@@ -495,6 +504,23 @@ class RemoteTier:
         if not fetching.is_told:
             self._give(fetching, has_come=come > 0)
         live.let_go()
+
+    def _leave_alone(self, fetch: PendingFetch, unsure: tuple[int, ...]) -> None:
+        """The reads of these blocks have failed, as on a node that is dead. Nobody asks for the blocks for a while, and
+        nobody uses the slots before all ranks know that they will not be written."""
+        until = monotonic() + AVOIDED_S
+        self._avoided.update((key, until) for key, slot in zip(fetch.keys, fetch.slots, strict=True) if slot in unsure)
+        self._ledger.plan(FreeJob(self._ledger.next_number(), NOBODY, unsure), None)
+
+    def _reach_before_avoided(self, live: LiveRequest, held: int, found: int) -> int:
+        """Up to which block it may be fetched: none is asked for that has just failed."""
+        now = monotonic()
+        for key in [key for key, until in self._avoided.items() if until < now]:
+            del self._avoided[key]
+        if not self._avoided or found <= held:
+            return found
+        keys = self.names(live, held, found)
+        return held + next((at for at, key in enumerate(keys) if key in self._avoided), len(keys))
 
 
 def leading_blocks(slots: Sequence[int], lost: Collection[int]) -> int:

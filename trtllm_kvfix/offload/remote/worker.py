@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -47,6 +47,7 @@ from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.settings import environment
 
 PAUSE_S_MAX = 60.0
+UNSURE_SHARE = 64  # of the pool's slots, one in so many may be lost to reads that have failed
 # Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
 QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
 LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
@@ -55,8 +56,9 @@ LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
 class PorterHandle:
     """Starts a rank's porter, ends it, starts it again, and knows what was asked of it.
 
-    A porter that was asked to read into slots may write them for as long as it lives. So a read that has failed, or
-    takes too long, ends the process, and is answered once the process is gone.
+    A porter that was asked to read into slots may write them for as long as it lives. So slots whose read has failed
+    are left alone until the process is gone, and too many of them end it. A call that takes too long does so, too, and
+    is answered once the process is gone.
 
     Any thread may call it. None waits, except in `close`.
     """
@@ -69,6 +71,11 @@ class PorterHandle:
         self._moved_on: dict[str, float] = dict.fromkeys(self._asked, 0.0)
         self._answered: deque[tuple[Message, Outcomes]] = deque()  # puts and gets
         self._found: deque[LookAnswer] = deque()
+        # Slots that the process may write for as long as it lives, since their reads have failed, and who waits for it.
+        self._unsure: set[int] = set()
+        self._leaving: list[int] = []
+        self._gone: deque[int] = deque()
+        self._stuck: int | None = None  # a read for whose sake the process was ended
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.is_up = False
@@ -97,11 +104,25 @@ class PorterHandle:
 
     def end_if_stuck(self) -> None:
         """Kill a porter whose call of the store does not end: it would hold up all that come after it."""
-        is_stuck = any(self.waits_s(kind) > self._timeout_s for kind in get_args(Message))
+        stuck = [kind for kind in get_args(Message) if self.waits_s(kind) > self._timeout_s]
         with self._lock:
             process = self._process
-        if is_stuck and process is not None:
+            if Get in stuck:
+                self._stuck = next(iter(self._asked[Get.__name__]), None)
+        if stuck and process is not None:
             process.kill()
+
+    def note_gone(self, number: int, slots: Collection[int]) -> None:
+        """Have `take_gone` return this number once no process can write these slots because of reads that have
+        failed."""
+        with self._lock:
+            if self._unsure.isdisjoint(slots):
+                self._gone.append(number)
+            else:
+                self._leaving.append(number)
+
+    def take_gone(self) -> list[int]:
+        return [self._gone.popleft() for _ in range(len(self._gone))]
 
     def waits_s(self, kind: type[Message]) -> float:
         """For how long no call of this kind has ended, although one was asked for; 0 if none was."""
@@ -188,11 +209,18 @@ class PorterHandle:
                 return
             asked = next(one for kind, one in self._asked.items() if kind != Look.__name__ and reply.number in one)
             message, _ = asked[reply.number]
-            if isinstance(message, Get) and (reply.error or Outcome.FAILED in reply.outcomes):
+            if isinstance(message, Get) and not self._bears(message, reply):
                 process.kill()  # and is answered as all that it has been asked
                 return
             del asked[reply.number]
             self._answered.append((message, reply))
+
+    def _bears(self, get: Get, reply: Outcomes) -> bool:
+        """Whether the process may live on. Slots whose reads failed are lost while it lives: a few of them cost less
+        than all that it is doing."""
+        failed = zip(get.slots, reply.outcomes, strict=False)
+        self._unsure.update(slot for slot, outcome in failed if outcome is Outcome.FAILED)
+        return not reply.error and len(self._unsure) <= max(self._spec.slots // UNSURE_SHARE, 1)
 
     def _note(self, state: StoreState) -> None:
         with self._lock:
@@ -214,8 +242,15 @@ class PorterHandle:
             for message, _ in asked:
                 if isinstance(message, Look):
                     self._found.append(LookAnswer(message.number, error=self.text))
+                elif isinstance(message, Get) and message.number == self._stuck:
+                    outcomes = (Outcome.FAILED,) * len(message.slots)
+                    self._answered.append((message, Outcomes(message.number, outcomes)))
                 else:
                     self._answered.append((message, Outcomes(message.number, (), self.text)))
+            self._stuck = None
+            self._unsure.clear()
+            self._gone += self._leaving
+            self._leaving.clear()
 
 
 def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
@@ -302,6 +337,10 @@ class RemoteCarrier:
             self._fetch(fetch)
         for put in step.puts:
             self._ledger.queue(put)
+        for free in step.frees:
+            self._ledger.queue(free)
+            if self.porter is not None:
+                self.porter.note_gone(free.number, free.slots)
 
     def look(self) -> None:
         if self.porter is not None:
@@ -337,6 +376,8 @@ class RemoteCarrier:
             counters.offload_remote_up.put(self.porter.is_up)
             if self.porter.error is not None:
                 fuse.of(FUSE).blow(f"its thread ended with {self.porter.error}")
+            for number in self.porter.take_gone():
+                self._ledger.end_here(Ended(number, ""))
             for message, answer in self.porter.take_answered():
                 self._ledger.end_here(self._ended(message, answer))
                 if isinstance(message, Get) and not answer.error:
@@ -355,7 +396,8 @@ class RemoteCarrier:
         if isinstance(message, Get):
             bad = tuple(slot for slot, outcome in outcomes if outcome is Outcome.BAD)
             lost = tuple(slot for slot, outcome in outcomes if outcome is not Outcome.WHOLE)
-            return Ended(job.number, "", bad, lost_slots=lost)
+            unsure = tuple(slot for slot, outcome in outcomes if outcome is Outcome.FAILED)
+            return Ended(job.number, "", bad, lost_slots=lost, unsure_slots=unsure)
         failed = [outcome for _, outcome in outcomes if outcome is not Outcome.WHOLE]
         if not failed:
             return Ended(job.number, "")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from trtllm_kvfix.plurals import form, number_of
-from trtllm_kvfix.recording import FORMAT, HEAD
+from trtllm_kvfix.recording import FORMAT, HEAD, tokens_computed
 from trtllm_kvfix.tools.replay.sessions import LENGTH_END, calls_of, is_session
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
 
@@ -53,8 +53,8 @@ class TraceRequest(NamedTuple):
 
     @property
     def computed(self) -> int:
-        """Tokens of prompt and answer. Of an answer's last one nothing is computed."""
-        return self.input_length + max(self.output_length - 1, 0)
+        """Tokens of prompt and answer of which there is something to find later."""
+        return tokens_computed(self.input_length, self.output_length)
 
 
 class BadLine(NamedTuple):
