@@ -5,9 +5,12 @@ A tree that has a method runs its own. The report lists those of ours that a tre
 
 import ast
 import inspect
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from integration.upstream.doubles import DoubledModule
 
 NOT_READ = ("NotAmongExcerpts: ", "TypeError: 'Double' object ")
 
@@ -19,6 +22,14 @@ class NotAmongExcerpts(AttributeError):
 def strict(_: Any, name: str) -> Any:
     """In the place of `lenient`, where a double would hide what an excerpt lacks."""
     raise NotAmongExcerpts(name)
+
+
+def of_the_tree(name: str) -> ModuleType:
+    """A module that a scenario is about, so a double in its place would show nothing."""
+    module = import_module(name)
+    if isinstance(module, DoubledModule):
+        raise NotAmongExcerpts(name)
+    return module
 
 
 def is_unread(died: str) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from integration.upstream import cuda, graphs, late
 from integration.upstream.arrivals import Arrival
+from integration.upstream.fallbacks import of_the_tree
 from integration.upstream.loading import EXECUTOR, LORA_PARAMS
 from integration.upstream.server import Outcome, Server
 
@@ -48,7 +49,7 @@ class TablesServer(Server):
         return None
 
     def _executor(self) -> Any:
-        module = import_module(LORA_PARAMS).CudaGraphLoraParams
+        module = of_the_tree(LORA_PARAMS).CudaGraphLoraParams
         layer = module.LoraLayerInfo(module_num=1, output_sizes=[8], input_hidden_size=8)
         key = module.LoraLayerKey(layer_idx=LAYER, module_ids=(MODULE,))
         self.params = module(max_batch_size=BATCH, max_lora_size=SLOTS, max_rank=64, layer_info={key: layer})

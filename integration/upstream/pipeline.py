@@ -18,12 +18,14 @@ import torch
 from integration.upstream.arrivals import Arrival, Queue
 from integration.upstream.contents import Step
 from integration.upstream.engine import FIRST_GENERATED, Batch, Engine, Sampler
+from integration.upstream.fallbacks import NotAmongExcerpts
 from integration.upstream.parts import RequestQueueItem
 from integration.upstream.server import Outcome, Server
 from integration.upstream.wire import RANKS, Rank, Wire
 
 REQUESTS = "requests"
 JOIN_S = 10
+LOOP = "_executor_loop_pp"
 
 
 class Carried:
@@ -163,6 +165,8 @@ class RankServer(Server):
 
     def _executor(self) -> Any:
         executor = super()._executor()
+        if not hasattr(type(executor), LOOP):
+            raise NotAmongExcerpts(LOOP)
         if "__init__" in self.tree.lacking["PyExecutor"]:
             _complete(executor)
         executor.gather_all_responses = True  # each rank keeps what it would answer; upstream has this switch
@@ -193,7 +197,7 @@ def _complete(executor: Any) -> None:
     executor.unhandled_batch_counter = 0
     executor.sample_stream, executor.finish_sample_event = torch.cuda.Stream(), torch.cuda.Event()
     executor._pp_rebalance_drain_iters, executor._pending_recompute_pause_ids = None, set()
-    executor.event_loop = executor._executor_loop_pp
+    executor.event_loop = getattr(executor, LOOP)
 
 
 Run = Callable[..., Any]

@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from integration.upstream import late
 from integration.upstream.arrivals import Arrival
+from integration.upstream.fallbacks import of_the_tree
 from integration.upstream.loading import MINIMAX, STEP_COPIES
 from integration.upstream.server import Outcome
 from integration.upstream.v2_offsets import BLOCKS, OffsetsServer
@@ -24,7 +24,7 @@ class OwnLaunch(OffsetsServer):
 
     def _manager(self) -> Any:
         manager = super()._manager()
-        own = import_module(MINIMAX).MiniMaxM3KVCacheManagerV2
+        own = of_the_tree(MINIMAX).MiniMaxM3KVCacheManagerV2
         manager.__class__ = type(own.__name__, (own, type(manager)), {})
         vars(manager).update(
             _draft_op_pools=((1, 0),),
@@ -70,7 +70,7 @@ class StepCopies(OffsetsServer):
     """
 
     def _manager(self) -> Any:
-        module = import_module(STEP_COPIES)
+        module = of_the_tree(STEP_COPIES)
         package = sys.modules[STEP_COPIES.rpartition(".")[0]]
         vars(package)["spec_step_copies_kernel"] = SimpleNamespace(STAGED_COPIES=STAGED, BLOCK_COPIES=BLOCK_COPIES)
         module.StepInputStage._kernel = self._kernel

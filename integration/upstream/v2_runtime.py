@@ -78,9 +78,9 @@ class Runtime:
         return found
 
     def witness_slots(self, request_id: int, window: int) -> list[list[int]]:
-        """The slots by beam. There is one beam."""
+        """The slots by beam, as the row should name them. There is one beam."""
         group = next(group for group, pool in enumerate(self.pools) if pool.window == window)
-        return [list(self.caches[request_id].get_aggregated_page_indices(group))]
+        return [self.caches[request_id].witness_row(group)]
 
     def witness_calls(self) -> list[tuple[str, str]]:
         return []
@@ -308,9 +308,16 @@ class Cache:
             if group in self._rows:
                 self._rows[group][ordinal] = theirs.slot
 
+    def witness_row(self, group: int) -> list[int]:
+        """A page that the window has passed and that may be committed yet is held, but no step reads it."""
+        found = []
+        for ordinal, pages in enumerate(self._pages):
+            page = pages[group]
+            gone = page is None or self._waits_for_commit(ordinal, group)
+            found.append(BAD_PAGE if gone or page is None else page.slot)
+        return found
+
     def _publish(self, *groups: int) -> None:
         for group in groups or self._rows:
-            for ordinal, pages in enumerate(self._pages):
-                page = pages[group]
-                gone = page is None or self._waits_for_commit(ordinal, group)
-                self._rows[group][ordinal] = BAD_PAGE if gone or page is None else page.slot
+            for ordinal, slot in enumerate(self.witness_row(group)):
+                self._rows[group][ordinal] = slot
