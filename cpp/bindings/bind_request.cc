@@ -16,7 +16,6 @@
 #include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
-#include "core/prefix_hashes.h"
 #include "core/request.h"
 
 namespace nb = nanobind;
@@ -248,25 +247,6 @@ void bind_hashes(nb::module_& m) {
         },
         "request"_a, "config"_a,
         "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
-
-    nb::class_<PrefixHashes>(m, "PrefixHashes",
-                             "The list that block_hashes() returns, for callers that need only part of it. Each hash "
-                             "is computed once, when it or a later one is asked for.")
-        .def(
-            "__init__",
-            [](PrefixHashes* self, const SequenceRequest& request, const BlockManagerConfig& config) {
-                new (self)
-                    PrefixHashes(request.request, BlockHasher(config.seed, config.hash_bits), config.tokens_per_block);
-            },
-            "request"_a, "config"_a)
-        .def("__len__", &PrefixHashes::size)
-        .def(
-            "__getitem__",
-            [](PrefixHashes& self, std::uint32_t block) { return without_gil([&] { return self.at(block); }); },
-            "block"_a, "Raises IndexError if the prompt has no such full block.")
-        .def("__repr__", [](const PrefixHashes& self) {
-            return Repr("PrefixHashes").add("request_id", self.request_id()).add("blocks", self.size()).text();
-        });
 }
 
 }  // namespace
