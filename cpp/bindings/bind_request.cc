@@ -62,8 +62,7 @@ std::string read_text(nb::handle text, const Field& field) {
 }
 
 void init_request(SequenceRequest* self, NamedRequest request_id, nb::handle tokens, std::int64_t beam_width,
-                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
-                  const Retention* retention) {
+                  NamedLora lora_id, nb::handle salt, nb::handle extra_keys, const Retention* retention) {
     auto request = read_request(request_id, tokens, beam_width, lora_id, salt, extra_keys, retention);
     new (self) SequenceRequest{std::move(request)};
 }
