@@ -202,20 +202,6 @@ def block_hashes(request: SequenceRequest, config: BlockManagerConfig) -> list[i
     The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.
     """
 
-class PrefixHashes:
-    """
-    The list that block_hashes() returns, for callers that need only part of it. Each hash is computed once, when it or a later one is asked for.
-    """
-
-    def __init__(self, request: SequenceRequest, config: BlockManagerConfig) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, block: int) -> int:
-        """Raises IndexError if the prompt has no such full block."""
-
-    def __repr__(self) -> str: ...
-
 class Admission:
     """
     What one request got. The numbers are its own, whatever else was in the batch.

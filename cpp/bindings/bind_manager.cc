@@ -27,6 +27,7 @@ using ChunkTokens = Named<std::optional<std::uint32_t>, "chunk_tokens">;
 using TokensNewMax = Named<std::optional<std::uint64_t>, "tokens_new_max">;
 using NamedWindow = Named<WindowSize, "window_size">;
 using NamedCount = Named<std::uint32_t, "count">;
+using Now = Named<std::int64_t, "now_ms">;
 using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 RequestPtr request_of(nb::handle item) {
@@ -259,8 +260,9 @@ void bind_upkeep(ManagerClass& c) {
             "ticket"_a,
             "The copies did not arrive: nothing of them stays findable. Returns the requests that own an undelivered "
             "block.")
-        .def("advance_time", &BlockManager::advance_time, Nogil(), "now_ms"_a,
-             "Moves the clock of retention durations. Never backwards.")
+        .def(
+            "advance_time", [](BlockManager& self, Now now_ms) { without_gil([&] { self.advance_time(now_ms); }); },
+            "now_ms"_a, "Moves the clock of retention durations. Never backwards.")
         .def("refresh_blocks", &BlockManager::refresh_blocks, Nogil(), "Ends an iteration of the statistics.")
         .def("reset_reuse_state", &BlockManager::reset_reuse_state, Nogil(),
              "Nothing that is cached now will be found again.")

@@ -16,7 +16,6 @@
 #include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
-#include "core/prefix_hashes.h"
 #include "core/request.h"
 
 namespace nb = nanobind;
@@ -63,8 +62,7 @@ std::string read_text(nb::handle text, const Field& field) {
 }
 
 void init_request(SequenceRequest* self, NamedRequest request_id, nb::handle tokens, std::int64_t beam_width,
-                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
-                  const Retention* retention) {
+                  NamedLora lora_id, nb::handle salt, nb::handle extra_keys, const Retention* retention) {
     auto request = read_request(request_id, tokens, beam_width, lora_id, salt, extra_keys, retention);
     new (self) SequenceRequest{std::move(request)};
 }
@@ -248,25 +246,6 @@ void bind_hashes(nb::module_& m) {
         },
         "request"_a, "config"_a,
         "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
-
-    nb::class_<PrefixHashes>(m, "PrefixHashes",
-                             "The list that block_hashes() returns, for callers that need only part of it. Each hash "
-                             "is computed once, when it or a later one is asked for.")
-        .def(
-            "__init__",
-            [](PrefixHashes* self, const SequenceRequest& request, const BlockManagerConfig& config) {
-                new (self)
-                    PrefixHashes(request.request, BlockHasher(config.seed, config.hash_bits), config.tokens_per_block);
-            },
-            "request"_a, "config"_a)
-        .def("__len__", &PrefixHashes::size)
-        .def(
-            "__getitem__",
-            [](PrefixHashes& self, std::uint32_t block) { return without_gil([&] { return self.at(block); }); },
-            "block"_a, "Raises IndexError if the prompt has no such full block.")
-        .def("__repr__", [](const PrefixHashes& self) {
-            return Repr("PrefixHashes").add("request_id", self.request_id()).add("blocks", self.size()).text();
-        });
 }
 
 }  // namespace

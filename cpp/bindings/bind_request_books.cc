@@ -57,8 +57,8 @@ void bind_prompt(nb::module_& m) {
     nb::class_<SharedPrompt>(m, "Prompt", "What a request says of its blocks, as RequestBooks takes it.")
         .def(
             "__init__",
-            [](SharedPrompt* self, NamedRequest request_id, nb::handle tokens, std::optional<std::int64_t> lora_id,
-               nb::handle salt, nb::handle extra_keys, const Retention* retention, bool is_private) {
+            [](SharedPrompt* self, NamedRequest request_id, nb::handle tokens, NamedLora lora_id, nb::handle salt,
+               nb::handle extra_keys, const Retention* retention, bool is_private) {
                 auto request = read_request(request_id, tokens, 1, lora_id, salt, extra_keys, retention);
                 new (self) SharedPrompt{std::make_shared<Prompt>(std::move(request), is_private)};
             },

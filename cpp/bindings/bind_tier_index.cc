@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/named_integers.h"
 #include "bindings/repr.h"
 #include "core/tier_index.h"
 
@@ -31,8 +32,7 @@ void init_index(TierIndex* self, std::int64_t slots, std::int64_t tokens_per_blo
                          narrowed<std::uint32_t>(hash_bits, {"hash_bits"}), policy_from(admission));
 }
 
-TierSequenceId open_sequence(TierIndex& self, std::optional<std::int64_t> lora_id, nb::handle salt,
-                             nb::handle extra_keys) {
+TierSequenceId open_sequence(TierIndex& self, NamedLora lora_id, nb::handle salt, nb::handle extra_keys) {
     const std::string identity = serialise_identity(lora_id, read_salt(salt, {"salt"}));
     auto keys = read_extra_keys(extra_keys, {"extra_keys"});
     return without_gil([&] { return self.open(identity, std::move(keys)); });

@@ -317,12 +317,14 @@ T read_integer(nb::handle object, const Field& field) {
     if (const std::optional<T> value = value_of<T>(number.ptr())) [[likely]] {
         return *value;
     }
-    throw std::invalid_argument(field.text() + " is " + shown(number) + ": 0 to " +
+    throw std::invalid_argument(field.text() + " is " + shown(number) + ": " +
+                                std::to_string(std::numeric_limits<T>::min()) + " to " +
                                 std::to_string(std::numeric_limits<T>::max()));
 }
 
 template std::uint32_t read_integer(nb::handle, const Field&);
 template std::uint64_t read_integer(nb::handle, const Field&);
+template std::int64_t read_integer(nb::handle, const Field&);
 
 template <class T>
 std::vector<T> read_integers(nb::handle object, const Field& field) {

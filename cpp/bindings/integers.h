@@ -46,6 +46,7 @@ T read_integer(nanobind::handle object, const Field& field);
 
 extern template std::uint32_t read_integer(nanobind::handle, const Field&);
 extern template std::uint64_t read_integer(nanobind::handle, const Field&);
+extern template std::int64_t read_integer(nanobind::handle, const Field&);
 
 // Reads lists and tuples of ints, buffers (numpy, array.array, memoryview) and DLPack CPU tensors, all one-dimensional.
 // Arrays may be strided. Raises TypeError for anything but integers, and ValueError for a value that does not fit or a

@@ -20,7 +20,7 @@ struct ArgumentName {
     char text[size];
 };
 
-// T is std::uint32_t or std::uint64_t, or an optional of one: then None is taken as well.
+// T is std::uint32_t, std::uint64_t or std::int64_t, or an optional of one: then None is taken as well.
 template <class T, ArgumentName argument>
 struct Named {
     // NOLINTNEXTLINE(misc-explicit-constructor): it is the number, once it has been read
@@ -31,6 +31,7 @@ struct Named {
 template <ArgumentName argument>
 using NamedId = Named<std::uint64_t, argument>;
 using NamedRequest = NamedId<"request_id">;
+using NamedLora = Named<std::optional<std::int64_t>, "lora_id">;
 
 }  // namespace kvfix::bindings
 

@@ -1,9 +1,9 @@
 #include "core/prefix_hashes.h"
 
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <utility>
+
+#include "core/check.h"
 
 namespace kvfix {
 
@@ -11,11 +11,7 @@ PrefixHashes::PrefixHashes(RequestPtr request, const BlockHasher& hasher, std::u
     : request_(std::move(request)), hasher_(hasher), tokens_per_block_(tokens_per_block) {}
 
 BlockHash PrefixHashes::at(std::uint32_t block) {
-    if (block >= size()) {
-        throw std::out_of_range("request " + std::to_string(request_->id) + " has " + std::to_string(size()) +
-                                " full blocks, and no block " + std::to_string(block));
-    }
-    const std::lock_guard lock(mutex_);
+    check(block < request_->num_tokens() / tokens_per_block_, "the hash of a block that the prompt does not fill");
     while (known_.size() <= block) {
         const auto begin = static_cast<std::uint32_t>(known_.size()) * tokens_per_block_;
         const BlockHash before = known_.empty() ? hasher_.root(request_->identity.text()) : known_.back();

@@ -19,7 +19,27 @@ bool has_duration(const Request& request) {
            (request.retention->decode_duration_ms || std::ranges::any_of(request.retention->ranges, lasts));
 }
 
+void refuse_zero(const char* name, std::optional<std::uint32_t> given) {
+    if (given == 0) {
+        throw std::invalid_argument(std::string(name) + " is 0: at least 1, or none where prompts are reserved whole");
+    }
+}
+
+void check_windows(const char* name, std::size_t given, std::size_t windows) {
+    if (given != windows) {
+        throw std::invalid_argument(std::string(name) + " has " + std::to_string(given) + " numbers, and there are " +
+                                    std::to_string(windows) + " windows");
+    }
+}
+
 }  // namespace
+
+RequestBooks::RequestBooks(BlockManager& manager, std::optional<std::uint32_t> chunk_tokens,
+                           std::optional<std::uint32_t> tokens_ahead)
+    : manager_(manager), chunk_tokens_(chunk_tokens), tokens_ahead_(tokens_ahead) {
+    refuse_zero("chunk_tokens", chunk_tokens);
+    refuse_zero("tokens_ahead", tokens_ahead);
+}
 
 // ------------------------------------------------------------------------------------------------ a live request
 
@@ -482,6 +502,7 @@ std::optional<BlockHash> RequestBooks::name_of(Prompt& prompt, std::uint32_t blo
 
 RequestBooks::Starting RequestBooks::start(std::vector<std::int64_t> free) {
     const ManagerGuard guard(manager_.mutex_);
+    check_windows("free", free.size(), state().windows.size());
     Starting starting;
     starting.free = std::move(free);
     for (const auto& [id, live] : live_) {
@@ -517,12 +538,16 @@ bool RequestBooks::gains_by_waiting(Starting& starting, Prompt& prompt) {
 }
 
 bool RequestBooks::Starting::fits(std::vector<std::uint64_t> needed) {
+    check_windows("blocks", needed.size(), free.size());
     blocks = std::move(needed);
     return std::ranges::equal(blocks, free,
                               [](std::uint64_t taken, std::int64_t room) { return std::cmp_less_equal(taken, room); });
 }
 
 void RequestBooks::Starting::charge() {
+    if (blocks.empty()) {
+        throw std::logic_error("charge: no request was asked about");
+    }
     for (std::size_t window = 0; window < free.size(); ++window) {
         free[window] -= static_cast<std::int64_t>(blocks[window]);
     }

@@ -70,15 +70,14 @@ class RequestBooks {
 
         // Whether so many are left for the request asked about last, instead of those that were found for it.
         bool fits(std::vector<std::uint64_t> needed);
-        // That request starts.
+        // That request starts. Throws std::logic_error if nobody was asked about.
         void charge();
     };
 
     // chunk_tokens: of a prompt in one step, where prompts are reserved in chunks; then tokens_ahead may be reserved
     // beyond what is known to be computed. `manager` outlives this.
     RequestBooks(BlockManager& manager, std::optional<std::uint32_t> chunk_tokens,
-                 std::optional<std::uint32_t> tokens_ahead)
-        : manager_(manager), chunk_tokens_(chunk_tokens), tokens_ahead_(tokens_ahead) {}
+                 std::optional<std::uint32_t> tokens_ahead);
 
     // Notes. A dummy's token is settled at once, because its refusal is expected from this very call.
     void add(PromptPtr prompt, std::uint32_t tokens_new_max, bool is_dummy);

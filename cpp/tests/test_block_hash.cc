@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -12,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
+#include "core/prefix_hashes.h"
 #include "core/request.h"
 
 namespace kvfix {
@@ -145,6 +148,22 @@ TEST(BlockHash, EveryIdentityHasItsOwnRoot) {
                                     root_hash({}, std::vector<std::uint8_t>{}),
                                     root_hash(1, std::string("1"))};
     EXPECT_EQ(roots.size(), 9U);
+}
+
+TEST(PrefixHashes, AreThoseOfTheWholePromptInAnyOrder) {
+    std::vector<TokenId> tokens(23);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    const auto request = std::make_shared<const Request>(1, std::move(tokens), 1, 2, Salt("a tenant"),
+                                                         std::vector<ExtraKey>{{3, 9, "an image"}}, std::nullopt);
+    for (const std::uint32_t bits : {5U, kBlockHashBits}) {
+        const BlockHasher hasher({7, 8}, bits);
+        const std::vector<BlockHash> all = block_hashes(*request, hasher, 4);
+        PrefixHashes hashes(request, hasher, 4);
+        for (const std::uint32_t block : {3U, 1U, 4U, 3U, 0U}) {
+            EXPECT_EQ(hashes.at(block), all[block]);
+        }
+        EXPECT_THROW(hashes.at(5), InvariantViolation) << "the prompt does not fill it";
+    }
 }
 
 }  // namespace

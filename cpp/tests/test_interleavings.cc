@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/pause_point.h"
+#include "core/request_books.h"
 #include "tests/support.h"
 #include "tests/unlocked_double.h"
 
@@ -214,17 +215,35 @@ TEST(AFork, WaitsForTheCallThatRunsAndItsChildMayEndTheCopyAndNothingElse) {
     manager->check_invariants();
 }
 
-// More blocks than a reset removes at once.
+// A reset of more blocks than it removes at once, held behind its first step.
+class HalfReset {
+  public:
+    explicit HalfReset(Manager& manager) : reset_([&manager] { manager.reset_reuse_state(); }) {
+        first_step_.await_arrival();
+    }
+    HalfReset(const HalfReset&) = delete;
+    HalfReset& operator=(const HalfReset&) = delete;
+    ~HalfReset() { finish(); }
+    void finish() {
+        first_step_.release();
+        if (reset_.joinable()) {
+            reset_.join();
+        }
+    }
+
+  private:
+    PausePoint first_step_{"reset.between"};
+    std::thread reset_;
+};
+constexpr std::uint32_t kManyBlocks = 3000;
+constexpr std::uint32_t kLong = kManyBlocks / 2 * testing::kTokensPerBlock;
+
 TEST(Reset, LetsOthersInAndShowsThemNothing) {
-    constexpr std::uint32_t kBlocks = 3000;
-    constexpr std::uint32_t kLength = kBlocks / 2 * testing::kTokensPerBlock;
-    Manager manager(config(kBlocks));
-    const Tokens known = tokens(kLength, 0);
+    Manager manager(config(kManyBlocks));
+    const Tokens known = tokens(kLong, 0);
     manager.cache(1, known);
     manager.add_sequence(request(2, tokens(8, 100'000)));
-    PausePoint after_the_first_step("reset.between");
-    std::thread reset([&] { manager.reset_reuse_state(); });
-    after_the_first_step.await_arrival();
+    HalfReset reset(manager);
     const std::uint64_t cached = manager.get_kv_cache_stats().windows.front().primary.cached;
     EXPECT_GT(cached, 0U) << "it is half done";
     EXPECT_EQ(manager.analyze_prefix_reuse(request(9, known)).tokens, 0U);
@@ -232,14 +251,57 @@ TEST(Reset, LetsOthersInAndShowsThemNothing) {
     manager.store_context_blocks(2, 8);
     manager.store_context_blocks(3, 16);
     manager.remove_sequence(3, true, false, std::nullopt);
+    manager.add_sequence(request(4, tokens(testing::kTokensPerBlock - 1, 300'000)));
+    manager.remove(4, testing::kTokensPerBlock - 1);
     EXPECT_EQ(manager.get_kv_cache_stats().windows.front().primary.cached, cached) << "nothing is stored meanwhile";
     manager.check_invariants();
-    after_the_first_step.release();
-    reset.join();
+    reset.finish();
     EXPECT_EQ(manager.get_kv_cache_stats().windows.front().primary.cached, 0U);
     manager.check_invariants();
     manager.store_context_blocks(2, 8);
     EXPECT_EQ(manager.analyze_prefix_reuse(request(9, tokens(9, 100'000))).tokens, 8U) << "from now on again";
+}
+
+TEST(Reset, ShowsNothingOfAWindowBehindTheGapThatItMakes) {
+    BlockManagerConfig of = config(kManyBlocks);
+    of.windows.front().window_size = 2 * testing::kTokensPerBlock;
+    Manager manager(of);
+    const Tokens known = tokens(kLong, 0);
+    manager.cache(1, known);
+    HalfReset reset(manager);
+    EXPECT_EQ(manager.reusable(known), 0U);
+    manager.check_invariants();
+}
+
+TEST(Reset, ForgetsWhatWasFoundInAWindowThatItHasNotReached) {
+    BlockManagerConfig of = config(kManyBlocks);
+    of.windows.push_back(of.windows.front());
+    of.windows.front().window_size = 2 * testing::kTokensPerBlock;
+    of.windows.back().window_size = 2 * kLong;
+    Manager manager(of);
+    const RequestPtr asked = request(2, tokens(kLong, 0));
+    manager.cache(1, asked->tokens);
+    EXPECT_GT(manager.analyze_prefix_reuse(asked).tokens, 0U);
+    HalfReset reset(manager);
+    EXPECT_EQ(manager.analyze_prefix_reuse(asked).tokens, 0U);
+    manager.check_invariants();  // compares what is remembered with what is there
+}
+
+TEST(Reset, LetsNobodyWaitForABlockThatNobodyWillFind) {
+    Manager manager(config(kManyBlocks));
+    manager.cache(1, tokens(kLong, 0));
+    RequestBooks books(manager, std::nullopt, std::nullopt);
+    const Tokens shared = tokens(8, 100'000);
+    Prompt first{request(2, joined(shared, {1})), false};
+    Prompt second{request(3, joined(shared, {2})), false};
+    HalfReset reset(manager);
+    RequestBooks::Starting starting = books.start({kManyBlocks});
+    EXPECT_EQ(books.ask(starting, first, 4), RequestBooks::StartAnswer::fits);
+    EXPECT_EQ(books.ask(starting, second, 4), RequestBooks::StartAnswer::fits);
+    reset.finish();
+    starting = books.start({kManyBlocks});
+    EXPECT_EQ(books.ask(starting, first, 4), RequestBooks::StartAnswer::fits);
+    EXPECT_EQ(books.ask(starting, second, 4), RequestBooks::StartAnswer::gains_by_waiting);
 }
 
 }  // namespace

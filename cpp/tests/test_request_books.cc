@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "core/errors.h"
@@ -287,6 +289,130 @@ TEST(RequestBooks, CountsWhatLiveRequestsWillTake) {
     s.books.settle();
     EXPECT_EQ(s.books.blocks_to_complete(std::vector<RequestId>{1}), std::vector<std::uint64_t>{1});
     EXPECT_THROW(s.books.blocks_to_complete(std::vector<RequestId>{9}), UnknownRequest);
+}
+
+TEST(RequestBooks, ABatchThatDoesNotFitLeavesNoNote) {
+    Served s(config(1));
+    s.books.add(prompt(1, tokens(2 * kTokensPerBlock, 0)), 8, false);
+    s.books.add_token(1);
+    EXPECT_THROW(s.books.settle(), OutOfBlocks);
+    EXPECT_EQ(s.books.settle(), Settled::quiet);
+}
+
+TEST(RequestBooks, WhatHasEndedIsNoNews) {
+    Served s;
+    s.books.add(prompt(1, tokens(3, 0)), 8, false);
+    s.books.settle();
+    s.books.remove(1, std::nullopt);
+    EXPECT_TRUE(s.books.take_admitted().empty());
+    s.books.add(prompt(2, tokens(3, 0), true), 8, true);
+    s.books.settle();
+    s.books.remove(2, std::nullopt);
+    s.books.add(prompt(2, tokens(3, 0)), 8, false);
+    s.books.settle();
+    EXPECT_FALSE(s.books.is_idle()) << "a dummy's id serves a request later";
+}
+
+TEST(RequestBooks, StoresAPromptThatATokenWasSampledBehind) {
+    Served s;
+    const Tokens of = tokens(2 * kTokensPerBlock, 0);
+    s.books.add(prompt(1, of), 8, false);
+    s.books.settle();
+    s.books.store(1, 2 * kTokensPerBlock);
+    EXPECT_EQ(s.cached(joined(of, {1})), 0) << "no step has ended that computed it";
+    s.books.store(1, 2 * kTokensPerBlock + 1);
+    EXPECT_EQ(s.cached(joined(of, {1})), 2 * kTokensPerBlock);
+}
+
+TEST(RequestBooks, KeepsNothingOfADummy) {
+    Served s;
+    const Tokens of = tokens(2 * kTokensPerBlock, 0);
+    s.books.add(prompt(1, of), 8, true);
+    s.books.settle();
+    EXPECT_EQ(s.books.remove(1, 2 * kTokensPerBlock + 1), 0);
+    EXPECT_EQ(s.cached(of), 0);
+}
+
+TEST(RequestBooks, APromptThatIsCachedWaitsForNobody) {
+    Served s;
+    const Tokens of = tokens(2 * kTokensPerBlock, 0);
+    s.leave_behind(1, of);
+    auto first = prompt(2, of);
+    auto second = prompt(3, of);
+    auto starting = s.books.start({16});
+    EXPECT_EQ(s.books.ask(starting, *first, 4), StartAnswer::fits);
+    EXPECT_EQ(s.books.ask(starting, *second, 4), StartAnswer::fits) << "both compute its last token";
+}
+
+TEST(RequestBooks, TheFirstChunkBeginsBehindWhatIsLoaded) {
+    Served s;
+    const Tokens of = tokens(4 * kTokensPerBlock, 0);
+    s.books.add(prompt(1, of), 8, false);
+    s.books.settle();
+    s.books.begin_at(1, 2 * kTokensPerBlock);
+    EXPECT_TRUE(s.books.look(1, 2 * kTokensPerBlock));
+    s.books.report(1, 4 * kTokensPerBlock);
+    EXPECT_EQ(s.cached(joined(of, {1})), 4 * kTokensPerBlock);
+}
+
+TEST(RequestBooks, BehindAFailedLoadLessCountsAsComputed) {
+    Served s;
+    const Tokens of = tokens(4 * kTokensPerBlock, 0);
+    s.books.add(prompt(1, of), 8, false);
+    s.books.settle();
+    s.books.begin_at(1, 2 * kTokensPerBlock);
+    EXPECT_TRUE(s.books.look(1, 0));
+    EXPECT_FALSE(s.books.look(1, 4 * kTokensPerBlock));
+    s.books.report(1, 4 * kTokensPerBlock);
+    EXPECT_EQ(s.cached(joined(of, {1})), 0);
+}
+
+TEST(RequestBooks, WhatTheLastPositionSeesStaysInItsWindow) {
+    BlockManagerConfig of = config(16);
+    of.windows.front().window_size = 2 * kTokensPerBlock;
+    Served s(of, 2 * kTokensPerBlock);
+    s.books.add(prompt(1, tokens(2 * kTokensPerBlock, 0)), 8, false);
+    s.books.settle();
+    s.books.report(1, 2 * kTokensPerBlock);
+    const auto grown = [&] {
+        s.books.add_token(1);
+        s.books.settle();
+        return s.manager.ids(1, 2 * kTokensPerBlock).front();
+    };
+    for (std::uint32_t i = 0; i <= kTokensPerBlock; ++i) {
+        EXPECT_GE(grown(), 0) << "the step before may still run";
+    }
+    EXPECT_EQ(grown(), -1);
+}
+
+TEST(RequestBooks, RefusesNumbersThatDoNotFitTheWindows) {
+    Served s;
+    EXPECT_THROW(s.books.start({1, 2}), std::invalid_argument);
+    EXPECT_THROW(s.books.start({}), std::invalid_argument);
+    auto starting = s.books.start({16});
+    EXPECT_THROW(starting.charge(), std::logic_error) << "nobody was asked about";
+    EXPECT_THROW(starting.fits({1, 2}), std::invalid_argument);
+    EXPECT_THROW(RequestBooks(s.manager, 0, 4), std::invalid_argument);
+    EXPECT_THROW(RequestBooks(s.manager, 4, 0), std::invalid_argument);
+}
+
+TEST(RequestBooks, CountsWhateverMovesBlocks) {
+    Served s;
+    std::uint64_t before = s.books.changes();
+    const auto changed = [&] { return std::exchange(before, s.books.changes()) != before; };
+    s.books.add(prompt(1, tokens(3, 0)), 8, false);
+    EXPECT_FALSE(changed()) << "it has no block yet";
+    s.books.settle();
+    EXPECT_TRUE(changed());
+    s.books.add_token(1);
+    s.books.settle();
+    EXPECT_TRUE(changed());
+    s.books.rewind(1, 1);
+    EXPECT_TRUE(changed());
+    s.books.settle();
+    EXPECT_FALSE(changed());
+    s.books.remove(1, std::nullopt);
+    EXPECT_TRUE(changed());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ from trtllm_kvfix.native import (
     BlockManager,
     BlockManagerConfig,
     OutOfBlocks,
+    Prompt,
     Retention,
     SequenceRequest,
     UnknownRequest,
@@ -95,6 +96,23 @@ def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_argument(
     for other in (1.5, "1", True):
         with pytest.raises(TypeError, match=f"^{name}: expected an int, got {other!r}$"):
             call(m, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("lora_id", lambda _, number: SequenceRequest(1, [1], lora_id=number)),
+        ("lora_id", lambda _, number: Prompt(1, [1], lora_id=number)),
+        ("now_ms", lambda m, number: m.advance_time(number)),
+    ],
+)
+def test_so_is_a_signed_number(name: str, call: Callable[[BlockManager, Any], object]) -> None:
+    m = manager(primary=8)
+    for number in (-(2**63) - 1, 2**63):
+        with pytest.raises(ValueError, match=f"^{name} is {number}: -{2**63} to {2**63 - 1}$"):
+            call(m, number)
+    with pytest.raises(TypeError, match=f"^{name}: expected an int, got '1'$"):
+        call(m, "1")
 
 
 def test_a_digest_has_a_limit_that_no_digest_reaches() -> None:

@@ -22,7 +22,6 @@ CLASSES = [
 def of_the_manager() -> Iterator[object]:
     m = manager(primary=4, host=4, events_max=8)
     request = native.SequenceRequest(1, prompt(1, 9), retention=native.Retention([(0, 4, 50, None)]))
-    yield native.PrefixHashes(request, m.config)
     yield from (m, m.config, request, native.Retention([(0, 4, 50, None)]), m.analyze_prefix_reuse(request))
     yield begin(m, 2, prompt(2, 9))
     yield from (m.get_request_stats(2), m.decode_batch([2]))
@@ -132,7 +131,6 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.DeviceTable: "DeviceTable(rows=2, blocks=4)",
         native.CopyEngine: "CopyEngine(in_flight=0, transfers_max=64, waits=0)",
         native.EndedTransfer: "EndedTransfer(job=7, bytes=64, error='')",
-        native.PrefixHashes: "PrefixHashes(request_id=1, blocks=2)",
         native.Prompt: "Prompt(request_id=1, num_tokens=9, is_private=False)",
         native.RequestBooks: "RequestBooks(live=[1])",
         native.TierClaim: "TierClaim(first=0, slots=[0, 1], declined=False)",

@@ -63,7 +63,6 @@ class Things:
             "stager": stager,
             "engine": native.CopyEngine(device),
             "pool": native.HostPool(device, host_bytes=1 << 16, block_bytes=4096),
-            "hashes": native.PrefixHashes(native.SequenceRequest(2, list(range(64))), manager.config),
             "ring": native.FlightRing(np.zeros(flight.SLOTS * SLOT_BYTES, np.uint8)),
             "target": target,
             "view": table.array,
