@@ -225,6 +225,7 @@ REFUSED: dict[str, Callable[[KVCacheManagerV2], Any]] = {
     "several blocks share a slot": lambda m: setattr(m, "enable_swa_scratch_reuse", True),
     "helix": lambda m: setattr(m, "_has_cp_helix", True),
     "compression": lambda m: setattr(m, "kv_compression_manages_history", True),
+    "TRTLLM_KV_FRESH_PAGE_FILL": lambda m: setattr(m, "_fresh_page_fill", 0.0),
     "lie in 2 pools": lambda m: m.impl.pool_group_descs[0].pools.append(object()),
     "two levels": lambda m: setattr(m.kv_cache_manager_py_config.layers[0].buffers[0], "is_sparse", True),
 }

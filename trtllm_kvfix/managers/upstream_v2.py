@@ -45,6 +45,8 @@ def reasons(manager: Any) -> Iterator[str]:
         yield "with helix parallelism a block is spread over ranks"
     if getattr(manager, "kv_compression_manages_history", False):
         yield "KV cache compression rewrites blocks"
+    if getattr(manager, "_fresh_page_fill", None) is not None:
+        yield "TRTLLM_KV_FRESH_PAGE_FILL has pages overwritten"
     for layer in manager.kv_cache_manager_py_config.layers:
         if any(getattr(buffer, "is_sparse", False) for buffer in layer.buffers):
             yield "a sparse buffer has its blocks on two levels"

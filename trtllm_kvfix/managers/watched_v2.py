@@ -27,9 +27,6 @@ from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.settings import Settings
 
-RESUMED = "_restore_page_index_bufs"  # called behind each resume of a cache that was suspended
-SEAMS = ("prepare_resources", "free_resources", RESUMED)
-
 
 @dataclass
 class _Followed:
