@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 
 from tests.managers.test_constructors import engine
+from trtllm_kvfix import process
 from trtllm_kvfix.managers import constructors, upstream_v2
+from trtllm_kvfix.managers.watched import hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
 from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.overlay.fix import Manager
+from trtllm_kvfix.sections import FixChoices
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import on_stream
 
@@ -247,6 +251,22 @@ def test_a_build_without_a_seam_is_refused_by_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(KVCacheManagerV2, "_restore_page_index_bufs")
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0)))
     assert "KVCacheManagerV2 of this build has no _restore_page_index_bufs" in said
+
+
+def test_a_build_that_does_not_say_where_blocks_lie_is_refused_by_name() -> None:
+    manager = KVCacheManagerV2(0, 0)
+    del manager.impl.pool_group_descs, manager.kv_cache_manager_py_config
+    said = constructors.objection(ON, engine(kv_cache_manager=manager))
+    assert "of this build has no kv_cache_manager_py_config, impl.pool_group_descs, which say where blocks lie" in said
+
+
+@pytest.mark.parametrize(("manager", "hazards"), [("V1", {"H1", "H7"}), ("V2", {"H2", "H7"})])
+def test_a_guess_names_hazards_of_this_manager_whose_fix_is_off(manager: Manager, hazards: set[str]) -> None:
+    off = dict.fromkeys(("staged-offsets-v1", "staged-offsets-v2", "input-copy-fence"), "off")
+    settings = Settings(fixes=FixChoices.model_validate(off))
+    assert process.active.registry.fixes, "known where an overlay is"
+    assert set(hazards_open(settings, manager)) == hazards
+    assert hazards_open(Settings(), manager) == []
 
 
 def test_compression_of_the_engine_is_refused() -> None:

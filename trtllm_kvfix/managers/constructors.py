@@ -169,9 +169,6 @@ def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
 
 def _reasons(executor: Any) -> "Iterator[str]":
     manager = _manager_of(executor)
-    engine = getattr(executor, "model_engine", None)
-    if any("auto_deploy" in each.__module__.split(".") for each in type(engine).__mro__):
-        yield "AutoDeploy is not served: its engine has not been run with ours"
     kind = type(getattr(manager, "impl", None))
     if kind.__name__ != "NativeKvCache":
         yield (
@@ -187,6 +184,8 @@ def _reasons(executor: Any) -> "Iterator[str]":
 
 def _reasons_of_engine(executor: Any) -> "Iterator[str]":
     engine = getattr(executor, "model_engine", None)
+    if any("auto_deploy" in each.__module__.split(".") for each in type(engine).__mro__):
+        yield "AutoDeploy is not served: its engine has not been run with ours"
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
     if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:

@@ -7,6 +7,7 @@ the next, and the two others are where slots change hands without being seen the
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtllm_kvfix.log import log
@@ -22,18 +23,18 @@ Method: TypeAlias = Callable[..., Any]
 KIND = "KVCacheManagerV2"
 RESUMED = "_restore_page_index_bufs"  # called behind each resume of a cache that was suspended
 SEAMS = ("prepare_resources", "free_resources", RESUMED)
+LOOKED_AT = (
+    "kv_cache_map", "kv_cache_manager_py_config", "kv_connector_manager", "is_draft", "tokens_per_block", "_stream",
+    "impl.layer_grouping", "impl.pool_group_descs",
+)  # fmt: skip
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
 
 
 def reasons(manager: Any) -> Iterator[str]:
     """Why this cache cannot be watched; none if it can."""
-    kind = type(manager)
-    if kind.__name__ != KIND:
-        yield f"the cache is {kind.__name__}; of TensorRT-LLM's own managers, {KIND} alone is watched"
-        return
-    lacking = [name for name in SEAMS if not hasattr(kind, name)]
-    if lacking:
-        yield f"{KIND} of this build has no {', '.join(lacking)}, where slots change hands"
+    unknown = _why_unknown(manager)
+    if unknown:
+        yield unknown
         return
     if manager.kv_connector_manager is not None:
         yield "a connector loads blocks beside the manager, which does not hear when a load is over"
@@ -54,6 +55,25 @@ def reasons(manager: Any) -> Iterator[str]:
         pools = len(pool_group(manager, group).pools)
         if pools != 1:
             yield f"blocks of layer group {group} lie in {pools} pools; one is watched. Usual cause: an FP4 cache"
+
+
+def _why_unknown(manager: Any) -> str:
+    kind = type(manager)
+    if kind.__name__ != KIND:
+        return f"the cache is {kind.__name__}; of TensorRT-LLM's own managers, {KIND} alone is watched"
+    lacking = [name for name in SEAMS if not hasattr(kind, name)]
+    if lacking:
+        return f"{KIND} of this build has no {', '.join(lacking)}, where slots change hands"
+    lacking = [name for name in LOOKED_AT if not _has(manager, name)]
+    return f"{KIND} of this build has no {', '.join(lacking)}, which say where blocks lie" if lacking else ""
+
+
+def _has(manager: Any, dotted: str) -> bool:
+    try:
+        attrgetter(dotted)(manager)
+    except AttributeError:
+        return False
+    return True
 
 
 def pool_group(manager: Any, group: int) -> Any:
