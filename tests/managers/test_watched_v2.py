@@ -14,6 +14,7 @@ import pytest
 
 from tests.managers.test_constructors import engine
 from trtllm_kvfix import process
+from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.managers import constructors, upstream_v2
 from trtllm_kvfix.managers.watched import hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
@@ -172,6 +173,20 @@ def test_a_prefix_that_ends_inside_a_block_is_continued_in_a_copy(server: Server
     served(server, 2, [3, 6], reused=6, prompt=8)
     server.step(rounds=6)
     assert server.report.counts == {} and server.report.blocks_taken == 3
+
+
+def test_taken_for_a_part_of_what_was_cached_the_copy_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted = Canary.admitted
+    monkeypatch.setattr(
+        Canary, "admitted", lambda self, request, slots, reused, _: admitted(self, request, slots, reused)
+    )
+    served(server, 1, [3, 4])
+    server.step(rounds=3)
+    served(server, 2, [3, 6], reused=6, prompt=8)
+    server.step(rounds=2)
+    assert server.report.counts == {"unfilled": 1}
 
 
 def test_a_block_that_nobody_has_filled_is_said_to_be_so(server: Server) -> None:
