@@ -173,12 +173,18 @@ class WatchedV2:
             elif not (self._knows_all or one.is_away) and (request_id in self._resumed or not one.cache.is_active):
                 self._leaves(request_id, one)
         self._resumed.clear()
-        active = [(request_id, cache) for request_id, cache in caches.items() if cache.is_active]
-        changed = [(request_id, self._lets_go(request_id)) for request_id, _ in active if request_id in self._followed]
+        changed, coming = [], []
+        for request_id, cache in caches.items():
+            if cache.is_active:
+                known = self._followed.get(request_id)
+                if known is None or known.is_away:
+                    coming.append((request_id, cache))
+                elif slots := self._lets_go(request_id, known):
+                    changed.append((request_id, slots))
         for request_id, slots in changed:
-            for group, of_group in zip(self.groups, slots, strict=False):
+            for group, of_group in zip(self.groups, slots, strict=True):
                 group.takes(request_id, of_group)
-        for request_id, cache in active:
+        for request_id, cache in coming:
             self._comes(request_id, cache)
 
     def _tell_writes(self) -> None:
@@ -201,11 +207,8 @@ class WatchedV2:
         for group in self.groups:
             group.leaves(request_id, one.blocks if is_known else one.committed // self._size)
 
-    def _lets_go(self, request_id: int) -> list[list[int]]:
+    def _lets_go(self, request_id: int, one: _Followed) -> list[list[int]]:
         """Returns its slots by group; nothing where none can have changed."""
-        one = self._followed[request_id]
-        if one.is_away:
-            return []
         blocks, committed = self._lengths(one.cache)
         if (blocks, committed) == (one.blocks, one.committed) and (self._knows_all or not self._slides):
             return []
@@ -221,7 +224,7 @@ class WatchedV2:
             self._followed[request_id] = _Followed(cache, committed, committed, blocks)
             for group in self.groups:
                 group.begins(request_id, cache, blocks, committed)
-        elif one.is_away:
+        else:
             one.is_away, one.blocks, one.committed = False, blocks, committed
             for group in self.groups:
                 group.comes_back(request_id, cache, blocks)
