@@ -241,6 +241,7 @@ REFUSED: dict[str, Callable[[KVCacheManagerV2], Any]] = {
     "a connector loads": lambda m: setattr(m, "kv_connector_manager", object()),
     "speculative decoding": lambda m: setattr(m, "max_draft_len", 3),
     "KV of draft layers": lambda m: setattr(m, "draft_layer_ids", (7,)),
+    "cross-attention": lambda m: setattr(m, "kv_cache_type", "CacheType.CROSS"),
     "several blocks share a slot": lambda m: setattr(m, "enable_swa_scratch_reuse", True),
     "helix": lambda m: setattr(m, "_has_cp_helix", True),
     "compression": lambda m: setattr(m, "kv_compression_manages_history", True),

@@ -40,6 +40,8 @@ def reasons(manager: Any) -> Iterator[str]:
         yield "a connector loads blocks beside the manager, which does not hear when a load is over"
     if manager.is_draft or getattr(manager, "draft_layer_ids", ()) or getattr(manager, "max_draft_len", 0):
         yield "speculative decoding rewrites blocks, and KV of draft layers depends on later tokens"
+    if "CROSS" in str(getattr(manager, "kv_cache_type", "")):
+        yield "cross-attention has positions of its own"
     if getattr(manager, "enable_swa_scratch_reuse", False):
         yield "with enable_swa_scratch_reuse several blocks share a slot"
     if getattr(manager, "_has_cp_helix", False):
