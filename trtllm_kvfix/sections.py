@@ -141,7 +141,7 @@ class Settings(Section):
     tuning: FixSettings = FixSettings()
     """Further settings of fixes."""
     canary: CanaryChoice = "off"
-    """`observe`: say when a cached block has changed behind the server's back. Needs `manager: native` so far."""
+    """`observe`: say when a cached block has changed behind the server's back. V2 or `manager: native`."""
     canary_blocks_per_step: int = Field(default=8, ge=1, le=4096)
     """Blocks that the canary looks at in each step, besides those that something has happened to."""
     metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)

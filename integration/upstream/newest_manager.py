@@ -127,10 +127,6 @@ class ManagedCache(LentCache):
     cuda_stream: Any = None
     discard_pending_stats = drop_cached_token_attribution = _nothing
 
-    @property
-    def history_length(self) -> int:
-        return int(self._cache.history_length)
-
     def resize(self, capacity: int | None, history: int | None = None) -> bool:
         return bool(self._cache.resize(capacity, history))
 

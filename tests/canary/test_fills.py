@@ -36,7 +36,7 @@ def test_a_cache_that_does_everything_right_gives_no_finding(lookahead: int) -> 
 
 
 TARGET = "        target_tier[target] = fill\n"
-OWNER = "            if wanted == 0:\n                "
+OWNER = "        if wanted == 0:\n            "
 MUTANTS = {
     "a rewritten block": ("fill.filler != request or fill.tokens > first", "fill.filler != request"),
     "a block of another that is written on": ("fill.filler != request or fill.tokens > first", "fill.tokens > first"),

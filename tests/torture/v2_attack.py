@@ -95,6 +95,7 @@ class Attack:
     way: Way
     random: Random
     loads_outlive: bool = False  # a control: what ends while it loads lets go of its pages at once
+    loading: float = 0.3  # of the prompts, where there is something to load
     failing: float = 0.02  # of the requests in each step, between their launch and the update
     did: dict[str, int] = field(default_factory=dict)  # how often
     _iteration: int = 0
@@ -397,7 +398,7 @@ class Attack:
     def _begins_to_load(self, request: Any) -> bool:
         begin, size = request.context_current_position, self.manager.tokens_per_block
         end = (request.prompt_len - 1) // size * size
-        if end <= begin or getattr(request, "has_loaded", False) or self.random.random() > 0.3:
+        if end <= begin or getattr(request, "has_loaded", False) or self.random.random() > self.loading:
             return False
         request.has_loaded = True
         if not self._covers(request, end):

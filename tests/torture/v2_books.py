@@ -98,9 +98,17 @@ class LentCache:
         passed = min(len(found), SLIDING[pool].get_stale_range(self._cache.history_length, self._size).end)
         return [BAD_PAGE] * passed + found[passed:]
 
+    def get_base_page_indices(self, pool: int) -> list[int]:
+        theirs = getattr(self._cache, "get_base_page_indices", None)
+        return self.pages(pool) if theirs is None else list(theirs(pool))
+
     @property
     def capacity(self) -> int:
         return int(self._cache.capacity)
+
+    @property
+    def history_length(self) -> int:
+        return int(self._cache.history_length)
 
     @property
     def is_active(self) -> bool:

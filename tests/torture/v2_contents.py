@@ -5,14 +5,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 WINDOW = 12  # of the group that slides
 Move = tuple[str, int, int, int]  # kind, group, source, target
-PAGE = dict[int, object]  # a name for the prefix that ends there, by the position in the page
 GROUPS = 2
+
+
+class Token(NamedTuple):
+    name: object  # for the prefix that ends there
+    bits: int  # others at each write: kernels do not give the same bits twice
+
+
+PAGE = dict[int, Token]  # by the position in the page
 
 
 class Piece(NamedTuple):
@@ -68,6 +76,7 @@ class Contents:
         self._size, self._order, self._stream = tokens_per_block, order, stream
         self._device: dict[tuple[int, int], PAGE] = {}
         self._host: dict[tuple[int, int], PAGE] = {}
+        self._writes = count()
         self.wrong: list[str] = []
         self.reads = self.moves = 0
 
@@ -81,6 +90,10 @@ class Contents:
         """Carries out what the device has done."""
         while self._order.step():
             pass
+
+    def digest(self, group: int, page: int) -> int:
+        """Of what is there now."""
+        return hash(tuple(sorted((at, token.bits) for at, token in self._device.get((group, page), {}).items())))
 
     def _carry_out(self, entry: Launch | Load | Move) -> None:
         if isinstance(entry, Launch):
@@ -111,7 +124,8 @@ class Contents:
     def _read(self, group: int, pages: list[int], first: int, piece: Piece) -> None:
         for position in range(first, piece.begin):
             ordinal, offset = divmod(position, self._size)
-            found = self._device.get((group, pages[ordinal]), {}).get(offset)
+            token = self._device.get((group, pages[ordinal]), {}).get(offset)
+            found = None if token is None else token.name
             self.reads += 1
             if found != piece.names[position]:
                 self.wrong.append(
@@ -122,4 +136,4 @@ class Contents:
     def _write(self, group: int, pages: list[int], begin: int, names: list[object]) -> None:
         for position, name in enumerate(names, begin):
             ordinal, offset = divmod(position, self._size)
-            self._device.setdefault((group, pages[ordinal]), {})[offset] = name
+            self._device.setdefault((group, pages[ordinal]), {})[offset] = Token(name, next(self._writes))

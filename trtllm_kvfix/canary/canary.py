@@ -146,14 +146,14 @@ class Canary:
     def __init__(
         self, device: Device, stream: int, pool: Pool, tokens_per_block: int, blocks_per_step: int,
         fixes_off: Collection[str] = (), hazards: Collection[str] = (), seed: int | None = None,
-        say: Callable[..., None] = log.error,
+        say: Callable[..., None] = log.error, knows_all: bool = True,
     ) -> None:  # fmt: skip
         """`hazards`: those that no fix keeps away here. `seed`: for the key, and for the order of looks at live
-        blocks."""
+        blocks. `knows_all`: as in FillBooks."""
         if blocks_per_step < 1:
             raise SettingsError(f"blocks_per_step is {blocks_per_step}; it must be at least 1, or the canary is off")
         self.fault: str | None = None
-        self.books = FillBooks(tokens_per_block, self._unfilled)
+        self.books = FillBooks(tokens_per_block, self._unfilled, knows_all=knows_all)
         self._blocks_per_step = blocks_per_step
         self._fixes_off, self._hazards = tuple(sorted(fixes_off)), frozenset(hazards)
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
@@ -185,8 +185,30 @@ class Canary:
             self._add(self.books.moved(kind, item.slot_src, item.slot_dst, item.tokens))
 
     @guarded
-    def admitted(self, request: int, slots: Sequence[int], reused: int) -> None:
-        self._add(self.books.admitted(request, slots, reused))
+    def admitted(self, request: int, slots: Sequence[int], reused: int, part_is_copied: bool = False) -> None:
+        self._add(self.books.admitted(request, slots, reused, part_is_copied=part_is_copied))
+
+    @guarded
+    def replaced(self, request: int, place: int, slot: int) -> None:
+        self._add(self.books.replaced(request, place, slot))
+
+    @guarded
+    def shrunk(self, request: int, blocks: int) -> None:
+        self.books.shrunk(request, blocks)
+
+    @guarded
+    def left(self, request: int, places_known: int) -> None:
+        """A request has let go of its slots."""
+        self.books.left(request, places_known)
+
+    @guarded
+    def came_back(self, request: int, slots: Sequence[int]) -> None:
+        self._add(self.books.came_back(request, slots))
+
+    @guarded
+    def forget(self, slots: Iterable[int]) -> None:
+        """Somebody may write to them unheard."""
+        self.books.forget(slots)
 
     @guarded
     def loaded(self, request: int, begin: int, end: int) -> None:
@@ -204,10 +226,10 @@ class Canary:
             self._add(self.books.written(write))
 
     @guarded
-    def step(self, writes: Sequence[Write]) -> None:
-        """A step has been enqueued that writes these positions."""
+    def step(self, writes: Sequence[Write], writers: Sequence[int] = ()) -> None:
+        """A step has been enqueued that writes these positions. `writers`: requests of which it has written others."""
         self._report.steps += 1
-        self._writers.append((self._report.steps, tuple(write.request for write in writes)))
+        self._writers.append((self._report.steps, (*(write.request for write in writes), *writers)))
         self._read()
         self.wrote(writes)
         self._left = self._extra
@@ -219,6 +241,12 @@ class Canary:
         for look in self.books.released(request):
             self._due.appendleft(look)  # first: the slots may be given away at once
         self._send_due()
+
+    @guarded
+    def lost(self, request: int) -> None:
+        """A request has ended unheard: its slots may be others' by now."""
+        for _ in self.books.released(request):
+            pass
 
     @guarded
     def read(self) -> None:
@@ -265,7 +293,7 @@ class Canary:
 
     def _live_ones(self, count: int) -> list[BlockLook]:
         primary = self.books.primary
-        slots = self._rounds.draw(count, lambda slot: primary[slot].digests is not None)
+        slots = self._rounds.draw(count, lambda slot: slot in primary and primary[slot].digests is not None)
         return [BlockLook(slot, primary[slot], "live") for slot in slots]
 
     def _add(self, looks: Iterable[BlockLook]) -> None:

@@ -7,7 +7,7 @@ one already when its request comes: its rest will be written, by a step or by a 
 slots and tiers take the fill along.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple
@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 Occasion = Literal["filled", "reused", "returned", "freed", "live"]
 MoveKind = Literal["onboard", "offload", "copy"]  # host to device, device to host, within the device
 NOBODY = -1
+NOWHERE = -1  # the slot of a block that a window has passed
 
 
 @dataclass(eq=False, slots=True)
@@ -61,14 +62,19 @@ Unfilled = Callable[[int, Fill, int], None]  # slot, what is there, the request 
 class FillBooks:
     """Called by the loop's thread alone, in the order in which work is given to the stream."""
 
-    def __init__(self, tokens_per_block: int, unfilled: Unfilled, *, lookahead: int = 0) -> None:
-        """`lookahead`: KV of a position depends on so many tokens behind it, as that of draft layers does."""
+    def __init__(
+        self, tokens_per_block: int, unfilled: Unfilled, *, lookahead: int = 0, knows_all: bool = True
+    ) -> None:
+        """`lookahead`: KV of a position depends on so many tokens behind it, as that of draft layers does. `knows_all`:
+        or else blocks may leave the device and come back unheard, so one that is unknown is taken as it is."""
         self.primary: dict[int, Fill] = {}
         self._tokens_per_block = tokens_per_block
         self._unfilled = unfilled
         self._lookahead = lookahead
+        self._knows_all = knows_all
         self._host: dict[int, Fill] = {}
         self._live: dict[int, _Sequence] = {}
+        self._away: dict[int, list[Fill | None]] = {}  # of requests without slots, what their blocks hold
 
     def holds(self, look: BlockLook) -> bool:
         """Whether the slot still has that fill."""
@@ -88,27 +94,80 @@ class FillBooks:
         if fill.complete and target_tier is self.primary:
             yield BlockLook(target, fill, "returned")
 
-    def admitted(self, request: int, slots: Sequence[int], reused: int) -> Iterator[BlockLook]:
-        """A request has its blocks, and takes the first `reused` positions as they are."""
+    def admitted(
+        self, request: int, slots: Sequence[int], reused: int, *, part_is_copied: bool = False
+    ) -> Iterator[BlockLook]:
+        """A request has its blocks, and takes the first `reused` positions as they are. `part_is_copied`: a block
+        inside which they end is a copy of its own, of which the books have not heard."""
         size = self._tokens_per_block
         self._live[request] = _Sequence(list(slots), reused // size)
         for place, slot in enumerate(slots):
             wanted = min(size, max(0, reused - place * size))
-            fill = self.primary.get(slot) or Fill(NOBODY)
-            if wanted == 0:
-                self.primary[slot] = Fill(request)
-            elif fill.tokens < wanted:
-                self._unfilled(slot, fill, request)
-                self.primary[slot] = Fill(fill.filler, wanted)  # said once
-            elif wanted < size:
-                self.primary[slot] = Fill(fill.filler, fill.tokens)  # a step will write the rest, or a load does now
-            elif fill.complete:
-                yield BlockLook(slot, fill, "reused", request)
+            if part_is_copied and 0 < wanted < size:
+                self.primary[slot] = Fill(NOBODY, wanted)
+            elif slot != NOWHERE:
+                yield from self._taken(slot, wanted, request)
+
+    def _taken(self, slot: int, wanted: int, request: int) -> Iterator[BlockLook]:
+        """The leading positions of a block, as they are."""
+        size = self._tokens_per_block
+        fill = self.primary.get(slot)
+        if fill is None:
+            fill = Fill(NOBODY) if self._knows_all else Fill(NOBODY, size, complete=True)
+            self.primary[slot] = fill
+        if wanted == 0:
+            self.primary[slot] = Fill(request)
+        elif fill.tokens < wanted:
+            self._unfilled(slot, fill, request)
+            self.primary[slot] = Fill(fill.filler, wanted)  # said once
+        elif wanted < size:
+            self.primary[slot] = Fill(fill.filler, fill.tokens)  # a step will write the rest, or a load does now
+        elif fill.complete:
+            yield BlockLook(slot, fill, "reused", request)
+
+    def replaced(self, request: int, place: int, slot: int) -> Iterator[BlockLook]:
+        """An equal block of another takes the place of its own. NOWHERE: a window has passed it."""
+        self._live[request].slots[place] = slot
+        if slot != NOWHERE:
+            yield from self._taken(slot, self._tokens_per_block, request)
+
+    def left(self, request: int, places_known: int) -> None:
+        """It lets go of its slots: its blocks may leave the device. Only of the leading ones it is known where they
+        were."""
+        fills = [self.primary.get(slot) for slot in self._live[request].slots]
+        self._away[request] = fills[:places_known] + [None] * len(fills[places_known:])
+
+    def came_back(self, request: int, slots: Sequence[int]) -> Iterator[BlockLook]:
+        """It has its blocks again, perhaps in other slots."""
+        self._live[request].slots[:] = slots
+        known = self._away.pop(request)
+        for place, slot in enumerate(slots):
+            fill = known[place] if place < len(known) else Fill(request)
+            if slot == NOWHERE or self.primary.get(slot) is fill:
+                continue
+            if fill is None:
+                self.primary.pop(slot, None)
+                continue
+            self.primary[slot] = fill
+            if fill.complete:
+                yield BlockLook(slot, fill, "returned")
+
+    def shrunk(self, request: int, blocks: int) -> None:
+        """It has given back the blocks behind these."""
+        sequence = self._live[request]
+        del sequence.slots[blocks:]
+        sequence.complete = min(sequence.complete, blocks)
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """What they hold may change unheard."""
+        for slot in slots:
+            self.primary.pop(slot, None)
 
     def grown(self, request: int, slots: Sequence[int]) -> None:
         """A request has got further blocks, which a step or a load will write."""
         for slot in slots:
-            self.primary[slot] = Fill(request)
+            if slot != NOWHERE:
+                self.primary[slot] = Fill(request)
         self._live[request].slots.extend(slots)
 
     def written(self, write: Write) -> Iterator[BlockLook]:
@@ -132,9 +191,11 @@ class FillBooks:
     def released(self, request: int) -> Iterator[BlockLook]:
         """The request has ended, or waits again. What it has filled stays until its slots are given away."""
         sequence = self._live.pop(request, None)
-        for slot in sequence.slots[: sequence.complete] if sequence else ():
-            fill = self.primary[slot]
-            if fill.filler == request and fill.complete:
+        if self._away.pop(request, None) is not None or sequence is None:
+            return
+        for slot in sequence.slots[: sequence.complete]:
+            fill = self.primary.get(slot)
+            if fill is not None and fill.filler == request and fill.complete:
                 yield BlockLook(slot, fill, "freed")
 
     def _fill(self, request: int, sequence: _Sequence, begin: int, end: int) -> None:
@@ -142,6 +203,8 @@ class FillBooks:
         sequence.complete = min(sequence.complete, begin // size)
         for place in range(begin // size, -(-end // size)):
             slot, first = sequence.slots[place], max(begin - place * size, 0)
+            if slot == NOWHERE:
+                continue
             fill = self.primary.get(slot) or Fill(request)
             if fill.tokens < first:
                 continue  # nobody has written what stands before: this block will never be complete
@@ -154,8 +217,8 @@ class FillBooks:
         size = self._tokens_per_block
         for place in range(sequence.complete, kept // size):
             slot = sequence.slots[place]
-            fill = self.primary[slot]
+            fill = self.primary.get(slot)
             sequence.complete = place + 1
-            if fill.filler == request and fill.tokens == size and not fill.complete:
+            if fill is not None and fill.filler == request and fill.tokens == size and not fill.complete:
                 fill.complete = True
                 yield BlockLook(slot, fill, "filled")

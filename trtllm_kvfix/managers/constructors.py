@@ -14,6 +14,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers import upstream_v2
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CREATOR, LLM_REQUEST, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.settings import Settings
@@ -21,7 +22,7 @@ from trtllm_kvfix.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtllm_kvfix.overlay.activation import Activation
+    from trtllm_kvfix.overlay.activation import Activation, Replacing
 
 
 SETTING = "kvfix.manager: native"
@@ -125,44 +126,66 @@ class NotingConstructor:
         return [Replacement(Seam(self.TRIGGER, "LlmRequest.__init__"), noting)]
 
 
-ALL = (
+ALL: "tuple[Replacing, ...]" = (
     ReplacedConstructor(RESOURCE_MANAGER, "KVCacheManagerCpp", native_cache),
     ReplacedConstructor(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
     ReplacedConstructor(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
     NotingConstructor(),
+    *upstream_v2.ALL,
 )
 
 
 WAY_OUT = "docs/native-manager.md lists what it serves; with `kvfix.manager: upstream` this engine starts"
 
 
-UNWATCHED = (
-    "kvfix.canary: observe: TensorRT-LLM's own managers are not watched yet, only `kvfix.manager: native` is; "
-    "docs/canary.md says why. With `kvfix.canary: off` this engine starts"
-)
+CANARY = "kvfix.canary: observe"
+UNWATCHED = "docs/canary.md says what is watched, and why. With `kvfix.canary: off` this engine starts"
 
 
 def objection(settings: Settings, executor: Any) -> str:
     """Return the reason why this engine must not start. Empty if it may."""
-    if settings.manager != "native":
-        return "" if settings.canary == "off" else UNWATCHED
-    return next((f"{SETTING}: {reason}. {WAY_OUT}" for reason in _reasons(executor)), "")
+    if settings.manager == "native":
+        return next((f"{SETTING}: {reason}. {WAY_OUT}" for reason in _reasons(executor)), "")
+    if settings.canary == "off":
+        return ""
+    return next((f"{CANARY}: {reason}. {UNWATCHED}" for reason in _reasons_not_to_watch(executor)), "")
 
 
-def _reasons(executor: Any) -> "Iterator[str]":
+def _manager_of(executor: Any) -> Any:
     manager = getattr(executor, "kv_cache_manager", None)
     if manager is None:
         managers = getattr(getattr(executor, "resource_manager", None), "resource_managers", {})
         manager = next((each for name, each in managers.items() if name.name == "KV_CACHE_MANAGER"), None)
-    engine = getattr(executor, "model_engine", None)
-    if any("auto_deploy" in each.__module__.split(".") for each in type(engine).__mro__):
-        yield "AutoDeploy is not served: its engine has not been run with ours"
+    return manager
+
+
+def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
+    yield from upstream_v2.reasons(_manager_of(executor))
+    yield from _reasons_of_engine(executor)
+    arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)
+    if getattr(arguments, "kv_cache_compression_config", None) is not None:
+        yield "KV cache compression rewrites blocks, or brings them back from the host as other bytes"
+
+
+def _reasons(executor: Any) -> "Iterator[str]":
+    manager = _manager_of(executor)
     kind = type(getattr(manager, "impl", None))
     if kind.__name__ != "NativeKvCache":
         yield (
             f"this engine's cache is {type(manager).__name__} over {kind.__name__}; ours replaces V1's bound one only. "
             "Usual cause: KVCacheManagerV2 is switched on, or the model has a cache of another kind"
         )
+    yield from _reasons_of_engine(executor)
+    scheduler = getattr(executor, "scheduler", None)
+    capacity = getattr(scheduler, "capacity_scheduler", None)
+    if type(capacity).__name__ == "BindCapacityScheduler":
+        yield "the bound capacity scheduler was made before ours could take its place"
+
+
+def _reasons_of_engine(executor: Any) -> "Iterator[str]":
+    engine = getattr(executor, "model_engine", None)
+    if any("auto_deploy" in each.__module__.split(".") for each in type(engine).__mro__):
+        yield "AutoDeploy is not served: its engine has not been run with ours"
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
     if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
@@ -176,7 +199,3 @@ def _reasons(executor: Any) -> "Iterator[str]":
         yield "attention data parallelism is not served"
     if getattr(getattr(engine, "llm_args", None), "sleep_config", None) is not None:
         yield "sleeping is not served: our pools would stay awake"
-    scheduler = getattr(executor, "scheduler", None)
-    capacity = getattr(scheduler, "capacity_scheduler", None)
-    if type(capacity).__name__ == "BindCapacityScheduler":
-        yield "the bound capacity scheduler was made before ours could take its place"

@@ -19,6 +19,8 @@ from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.layout import CacheLayout
 from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device, TransferItem
+from trtllm_kvfix.overlay.fix import Manager
+from trtllm_kvfix.overlay.registry import here
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import current_place
 
@@ -34,21 +36,54 @@ def objection(layout: CacheLayout) -> str:
     return ""
 
 
+def fixes_off(settings: Settings) -> list[str]:
+    return [fix_id for fix_id in settings.fixes.root if settings.choice_of(fix_id) in ("off", "observe")]
+
+
+def hazards_open(settings: Settings, manager: Manager) -> list[str]:
+    """Those that the settings let happen to this manager."""
+    mine = [fix for fix in here.fixes if fix.only_for in (None, manager)]
+    return [fix.hazard for fix in mine if settings.fixes.of(fix.id) in ("off", "observe")]
+
+
+class Order:
+    """Looks are behind the model and in front of it, whether it runs on the stream that upstream has named, where they
+    are, or on the one that is current."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self._device, self._stream = device, stream
+        self._event = device.create_event()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        own, current = self._stream, current_place().stream
+        if own != current:
+            self._put(current, before=own)
+        yield
+        if own != current:
+            self._put(own, before=current)
+
+    def _put(self, stream: int, *, before: int) -> None:
+        self._device.record(self._event, stream)
+        self._device.make_wait(before, self._event)
+
+    def close(self) -> None:
+        self._device.destroy_event(self._event)
+
+
 class WatchedCache:
     """Called under the manager's lock. Its faults end the canary alone."""
 
     def __init__(self, device: Device, layout: CacheLayout, books: Books, address: int, settings: Settings) -> None:
         (shape,) = layout.pools
-        off = [fix_id for fix_id in settings.fixes.root if settings.choice_of(fix_id) in ("off", "observe")]
         self.canary = Canary(
             device, layout.stream, Pool(address, shape.slot_bytes, len(shape.layers)), layout.tokens_per_block,
-            settings.canary_blocks_per_step, off,
+            settings.canary_blocks_per_step, fixes_off(settings), hazards_open(settings, "V1"),
         )  # fmt: skip
         serving.add(self.canary)
         refresh(self.canary)
-        self._device = device
         self._layout, self._books, self._size = layout, books, layout.tokens_per_block
-        self._event = device.create_event()
+        self._order = Order(device, layout.stream)
         self._told: dict[int, int] = {}  # leading positions of each request that are filled
         self._dummies: set[int] = set()  # their blocks are filled by every step anew, and never count
         self._open: set[int] = set()  # requests that may have filled another block
@@ -69,7 +104,7 @@ class WatchedCache:
     def begin_iteration(self) -> None:
         self.hear()
         writes = list(self._filled())
-        with self._ordered():
+        with self._order.kept():
             self.canary.step(writes)
 
     @guarded
@@ -100,7 +135,7 @@ class WatchedCache:
             self._dummies.remove(request_id)
         elif (filled := self._filled_of(request_id)) > told:
             self.canary.wrote([Write(request_id, None, told, filled, filled)])
-        with self._ordered():
+        with self._order.kept():
             self.canary.released(request_id)
 
     @guarded
@@ -109,7 +144,7 @@ class WatchedCache:
 
     def close(self) -> None:
         self.canary.close()
-        self._device.destroy_event(self._event)
+        self._order.close()
 
     def _filled_of(self, request_id: int) -> int:
         return self._books.requests.filled(request_id, self._books.live[request_id].get_num_tokens(0))
@@ -125,21 +160,6 @@ class WatchedCache:
                 yield Write(request_id, None, told, filled, filled)
             if filled // size == self._books.core.get_token_count(request_id) // size:
                 self._open.remove(request_id)
-
-    @contextmanager
-    def _ordered(self) -> Iterator[None]:
-        """Looks are behind the model and in front of it, whether it runs on the stream that upstream has named or on
-        the one that is current."""
-        own, current = self._layout.stream, current_place().stream
-        if own != current:
-            self._order(current, before=own)
-        yield
-        if own != current:
-            self._order(own, before=current)
-
-    def _order(self, stream: int, *, before: int) -> None:
-        self._device.record(self._event, stream)
-        self._device.make_wait(before, self._event)
 
 
 def watched(

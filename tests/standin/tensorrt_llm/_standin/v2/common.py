@@ -150,9 +150,18 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
         self.kv_cache_map[request.py_request_id].suspend()
 
     def resume_request(self, request: Any) -> bool:
-        resumed = self.kv_cache_map[request.py_request_id].resume(self._stream.cuda_stream)
-        self._set_page_index_bufs(request.py_request_id)
+        kv_cache = self.kv_cache_map[request.py_request_id]
+        resumed = kv_cache.resume(self._stream.cuda_stream)
+        if since("F"):
+            self._restore_page_index_bufs(request.py_request_id, kv_cache)
+        else:
+            self._set_page_index_bufs(request.py_request_id)
         return bool(resumed)
+
+    if since("F"):
+
+        def _restore_page_index_bufs(self, request_id: int, _kv_cache: Any) -> None:
+            self._set_page_index_bufs(request_id)
 
     def free_resources(self, request: Any) -> None:
         kv_cache = self.kv_cache_map.pop(request.py_request_id)

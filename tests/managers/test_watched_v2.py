@@ -1,0 +1,291 @@
+"""What the canary hears from upstream's own V2 manager, in attributes and methods of its class, and what it refuses.
+
+The attack of tests/torture has requests of every kind; here one case is looked at, on the simulated device.
+"""
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.managers.test_constructors import engine
+from trtllm_kvfix import process
+from trtllm_kvfix.canary.canary import Canary
+from trtllm_kvfix.managers import constructors, upstream_v2
+from trtllm_kvfix.managers.watched import hazards_open
+from trtllm_kvfix.managers.watched_v2 import WatchedV2
+from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.overlay.fix import Manager
+from trtllm_kvfix.sections import FixChoices
+from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.staging import on_stream
+
+SIZE, SLOTS, SLOT_BYTES = 4, 12, 4096
+ON = Settings(canary="observe")
+
+
+class Cache:
+    """Of one request, as upstream's manager shows it."""
+
+    def __init__(self, slots: list[int], committed: int = 0, capacity: int | None = None) -> None:
+        self.slots, self.num_committed_tokens, self.is_active = slots, committed, True
+        self.capacity = len(slots) * SIZE if capacity is None else capacity
+
+    def get_base_page_indices(self, group: int) -> list[int]:
+        assert group == 0
+        return [*self.slots, -1, -1]  # a row is longer
+
+
+class Request:
+    is_dummy_request = False
+
+    def __init__(self, request_id: int, prompt: int) -> None:
+        self.py_request_id, self.prompt, self.context_current_position = request_id, prompt, 0
+
+    @property
+    def context_remaining_length(self) -> int:
+        return self.prompt - self.context_current_position
+
+    def get_num_tokens(self, beam: int) -> int:
+        assert beam == 0
+        return self.prompt
+
+
+class KVCacheManagerV2:
+    tokens_per_block = SIZE
+    kv_connector_manager = None
+    is_draft = False
+
+    def __init__(self, address: int, stream: int) -> None:
+        self._stream = SimpleNamespace(cuda_stream=stream)
+        self.kv_cache_map: dict[int, Cache] = {}
+        layers = [
+            SimpleNamespace(sliding_window_size=None, buffers=[SimpleNamespace(role=r)]) for r in ("key", "value")
+        ]
+        self.kv_cache_manager_py_config = SimpleNamespace(cache_tiers=["device"], layers=layers)
+        buffers = [SimpleNamespace(layer_id=layer) for layer in (0, 0, 1, 1)]
+        variant = SimpleNamespace(layer_group_id=0, coalesced_buffers=[SimpleNamespace(buffer_ids=buffers)])
+        pool = SimpleNamespace(base_address=address, slot_bytes=SLOT_BYTES)
+        group = SimpleNamespace(pools=[pool], slot_desc=SimpleNamespace(variants=[variant]))
+        self.impl = SimpleNamespace(layer_grouping=[[0, 1]], pool_group_descs=[group])
+
+    def prepare_resources(self, _batch: Any) -> None:
+        pass
+
+    def free_resources(self, request: Any) -> None:
+        self.kv_cache_map.pop(request.py_request_id)
+
+    def _restore_page_index_bufs(self, _request_id: int, _cache: Any) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Server:
+    """What upstream's loop does with its manager."""
+
+    def __init__(self, manager: KVCacheManagerV2, device: Device, stream: int, memory: Any) -> None:
+        self.manager, self.device, self.stream, self.memory = manager, device, stream, memory
+        active: Any = SimpleNamespace(on=True, settings=ON)
+        self.active = active
+        self.prepare = upstream_v2.preparing(active, KVCacheManagerV2.prepare_resources)
+        self.free = upstream_v2.freeing(active, KVCacheManagerV2.free_resources)
+
+    def end(self, request: "Request") -> None:
+        with on_stream(self.device, self.stream):
+            self.free(self.manager, request)
+
+    @property
+    def watched(self) -> WatchedV2:
+        found = upstream_v2.watcher_of(self.active, self.manager)
+        assert found is not None
+        return found
+
+    @property
+    def report(self) -> Any:
+        (group,) = self.watched.groups
+        return group.canary.report()
+
+    def step(self, *requests: Request, rounds: int = 1) -> None:
+        for _ in range(rounds):
+            with on_stream(self.device, self.stream):
+                batch = SimpleNamespace(context_requests=list(requests), generation_requests=[])
+                self.prepare(self.manager, batch)
+            self.device.synchronize(self.stream)
+
+    def compute(self, request: Request, until: int) -> None:
+        """As a forward step does, and what upstream notes behind it."""
+        slots = self.manager.kv_cache_map[request.py_request_id].slots
+        for position in range(request.context_current_position, until):
+            part = SLOT_BYTES // SIZE
+            at = position % SIZE * part
+            self.memory[slots[position // SIZE], at : at + part] = np.random.default_rng().integers(0, 256, part)
+        request.context_current_position = until
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    device = open_device("cpu", seed=1)
+    stream = device.create_stream()
+    memory = device.empty((SLOTS, SLOT_BYTES // 4), "int32")
+    raw = (ctypes.c_uint8 * (SLOTS * SLOT_BYTES)).from_address(memory.address)
+    made = Server(
+        KVCacheManagerV2(memory.address, stream), device, stream, np.ctypeslib.as_array(raw).reshape(SLOTS, -1)
+    )
+    yield made
+    upstream_v2.ending(KVCacheManagerV2.shutdown)(made.manager)
+    del made
+    gc.collect()  # `status` shows every canary that there is
+
+
+def served(server: Server, request_id: int, slots: list[int], *, reused: int = 0, prompt: int | None = None) -> Request:
+    """It has its prompt computed."""
+    request = Request(request_id, len(slots) * SIZE if prompt is None else prompt)
+    server.manager.kv_cache_map[request_id] = cache = Cache(slots, reused)
+    request.context_current_position = reused
+    server.step(request)
+    server.compute(request, request.prompt)
+    cache.num_committed_tokens = request.prompt
+    return request
+
+
+def test_a_block_that_changes_while_it_is_cached_is_found_when_it_is_reused(server: Server) -> None:
+    first = served(server, 1, [3, 4])
+    server.step(rounds=3)
+    server.end(first)
+    server.step(rounds=3)
+    server.memory[4, 2100] ^= 1  # in the second of two layers
+    served(server, 2, [3, 4, 5], reused=8)
+    server.step(rounds=3)
+    (found,) = server.report.findings
+    assert (found.kind, found.slot, found.layers, found.filler) == ("changed", 4, (1,), 1)
+
+
+def test_a_prefix_that_ends_inside_a_block_is_continued_in_a_copy(server: Server) -> None:
+    served(server, 1, [3, 4])
+    server.step(rounds=3)
+    server.memory[6] = server.memory[4]  # upstream's copy
+    served(server, 2, [3, 6], reused=6, prompt=8)
+    server.step(rounds=6)
+    assert server.report.counts == {} and server.report.blocks_taken == 3
+
+
+def test_taken_for_a_part_of_what_was_cached_the_copy_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted = Canary.admitted
+    monkeypatch.setattr(
+        Canary, "admitted", lambda self, request, slots, reused, _: admitted(self, request, slots, reused)
+    )
+    served(server, 1, [3, 4])
+    server.step(rounds=3)
+    served(server, 2, [3, 6], reused=6, prompt=8)
+    server.step(rounds=2)
+    assert server.report.counts == {"unfilled": 1}
+
+
+def test_a_block_that_nobody_has_filled_is_said_to_be_so(server: Server) -> None:
+    half = Request(1, 8)
+    server.manager.kv_cache_map[1] = Cache([3, 4])
+    server.step(half)
+    server.compute(half, 4)
+    server.end(half)
+    served(server, 2, [3, 4, 5], reused=8)
+    server.step(rounds=2)
+    (found,) = server.report.findings
+    assert (found.kind, found.slot, found.reader) == ("unfilled", 4, 2)
+
+
+def test_a_dummy_that_pads_a_batch_is_never_complete(server: Server) -> None:
+    server.manager.kv_cache_map[99] = Cache([7])
+    for number in range(6):
+        server.memory[7] = number
+        server.step()
+    assert server.report.blocks_taken == 0 and server.report.counts == {}
+
+
+def test_an_equal_block_of_another_takes_the_place_of_its_own(server: Server) -> None:
+    first, second = Request(1, 8), Request(2, 8)
+    caches = server.manager.kv_cache_map
+    caches[1], caches[2] = Cache([3, 4]), Cache([5, 6])
+    server.step(first, second)
+    for request in (first, second):
+        server.compute(request, 8)
+    caches[1].num_committed_tokens = caches[2].num_committed_tokens = 8
+    caches[2].slots = [3, 4]  # by its commit
+    caches[3] = Cache([5, 6])  # what it has given back
+    third = Request(3, 8)
+    server.step(third)
+    server.compute(third, 8)
+    server.step(rounds=6)
+    assert server.report.counts == {} and server.report.blocks_compared["reused"] >= 1
+
+
+def test_a_request_that_is_computed_again_begins_anew(server: Server) -> None:
+    first = served(server, 1, [3, 4])
+    server.step(rounds=3)
+    server.manager.kv_cache_map[1] = Cache([3, 4])  # closed and made again, and nobody has told
+    first.context_current_position = 0
+    server.step(first)
+    server.compute(first, 8)
+    server.step(rounds=6)
+    assert server.report.counts == {} and server.report.blocks_taken == 4
+
+
+REFUSED: dict[str, Callable[[KVCacheManagerV2], Any]] = {
+    "a connector loads": lambda m: setattr(m, "kv_connector_manager", object()),
+    "speculative decoding": lambda m: setattr(m, "max_draft_len", 3),
+    "KV of draft layers": lambda m: setattr(m, "draft_layer_ids", (7,)),
+    "cross-attention": lambda m: setattr(m, "kv_cache_type", "CacheType.CROSS"),
+    "several blocks share a slot": lambda m: setattr(m, "enable_swa_scratch_reuse", True),
+    "helix": lambda m: setattr(m, "_has_cp_helix", True),
+    "compression": lambda m: setattr(m, "kv_compression_manages_history", True),
+    "TRTLLM_KV_FRESH_PAGE_FILL": lambda m: setattr(m, "_fresh_page_fill", 0.0),
+    "lie in 2 pools": lambda m: m.impl.pool_group_descs[0].pools.append(object()),
+    "two levels": lambda m: setattr(m.kv_cache_manager_py_config.layers[0].buffers[0], "is_sparse", True),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_not_followed_is_refused_by_name_at_the_start(reason: str) -> None:
+    manager = KVCacheManagerV2(0, 0)
+    assert constructors.objection(ON, engine(kv_cache_manager=manager)) == ""
+    REFUSED[reason](manager)
+    said = constructors.objection(ON, engine(kv_cache_manager=manager))
+    assert said.startswith("kvfix.canary: observe: ")
+    assert reason in said
+    active: Any = SimpleNamespace(on=True, settings=ON)
+    assert upstream_v2.watcher_of(active, manager) is None
+
+
+def test_a_build_without_a_seam_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManagerV2, "_restore_page_index_bufs")
+    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0)))
+    assert "KVCacheManagerV2 of this build has no _restore_page_index_bufs" in said
+
+
+def test_a_build_that_does_not_say_where_blocks_lie_is_refused_by_name() -> None:
+    manager = KVCacheManagerV2(0, 0)
+    del manager.impl.pool_group_descs, manager.kv_cache_manager_py_config
+    said = constructors.objection(ON, engine(kv_cache_manager=manager))
+    assert "of this build has no kv_cache_manager_py_config, impl.pool_group_descs, which say where blocks lie" in said
+
+
+@pytest.mark.parametrize(("manager", "hazards"), [("V1", {"H1", "H7"}), ("V2", {"H2", "H7"})])
+def test_a_guess_names_hazards_of_this_manager_whose_fix_is_off(manager: Manager, hazards: set[str]) -> None:
+    off = dict.fromkeys(("staged-offsets-v1", "staged-offsets-v2", "input-copy-fence"), "off")
+    settings = Settings(fixes=FixChoices.model_validate(off))
+    assert process.active.registry.fixes, "known where an overlay is"
+    assert set(hazards_open(settings, manager)) == hazards
+    assert hazards_open(Settings(), manager) == []
+
+
+def test_compression_of_the_engine_is_refused() -> None:
+    model = SimpleNamespace(spec_config=None, llm_args=SimpleNamespace(kv_cache_compression_config=object()))
+    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
+    assert "as other bytes" in said

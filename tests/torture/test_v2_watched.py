@@ -1,0 +1,139 @@
+"""The canary beside a V2 manager under attack: silent where all is right, and loud where it is not."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.fixes.applied import applied
+from tests.torture.engines import SEED, needed
+from trtllm_kvfix.canary import canary, fills
+from trtllm_kvfix.canary.canary import CanaryReport
+from trtllm_kvfix.managers import watched_v2
+
+from .v2_attack import Attack, Way, attacked
+from .v2_books import Levels, OurLevels
+from .v2_watched import WrongWrites, watching
+
+SPEAKS_WITHIN = 50
+NOT_AWAITED = Way("F", awaited=False, guesses=(0,))
+WAYS = [Way("F", overlap=overlap, guesses=(0,)) for overlap in (True, False)] + [NOT_AWAITED]
+BESIDE_A_HOST_TIER = pytest.mark.parametrize("has_host", [True, False], ids=["host tier", "device alone"])
+
+
+class Played:
+    def __init__(self, attack: Attack, watched: watched_v2.WatchedV2, writes: WrongWrites) -> None:
+        self.reports: list[CanaryReport] = [group.canary.report() for group in watched.groups]
+        self.fault = watched.fault
+        self.wrong_writes = writes.steps
+        self.wrong_reads = attack.contents.wrong
+
+    @property
+    def findings(self) -> list[canary.Finding]:
+        return [each for report in self.reports for each in report.findings]
+
+    @property
+    def first_word(self) -> int:
+        return min((each.wrong_at for each in self.findings), default=0)
+
+
+def on_device_alone(size: int, pages: int, _: int) -> Levels:
+    return OurLevels(size, 3 * pages, 0)
+
+
+@contextmanager
+def prepared(way: Way, *, fixed: bool, has_host: bool, blocks_per_step: int = 8) -> Iterator[Any]:
+    make = OurLevels if has_host else on_device_alone
+    with (
+        way.build(),
+        applied(needed(way.variant) if fixed else []),
+        attacked(way, SEED, make, loading=0) as attack,
+        watching(attack, blocks_per_step, knows_all=not has_host) as (watched, writes),
+    ):
+        if not has_host:
+            attack.rebalance = lambda: None
+        yield SimpleNamespace(attack=attack, played=lambda: Played(attack, watched, writes))
+
+
+def play(way: Way, steps: int, **options: Any) -> Played:
+    with prepared(way, **options) as ready:
+        ready.attack.run(steps)
+        played: Played = ready.played()
+        return played
+
+
+@BESIDE_A_HOST_TIER
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_it_is_silent_where_all_is_right(way: Way, has_host: bool) -> None:
+    played = play(way, 300, fixed=True, has_host=has_host)
+    assert (played.findings, played.fault, played.wrong_reads) == ([], None, [])
+    for report in played.reports:
+        wanted = {"reused", "freed", "live", "filled"} | ({"returned"} if has_host else set())
+        assert {each for each, count in report.blocks_compared.items() if count > 20} >= wanted
+        assert report.blocks_taken > 300
+
+
+@BESIDE_A_HOST_TIER
+@pytest.mark.parametrize("blocks_per_step", [8, 64])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_it_speaks_soon_after_the_first_wrong_write_into_a_complete_block(
+    way: Way, blocks_per_step: int, has_host: bool
+) -> None:
+    played = play(way, 200, fixed=False, has_host=has_host, blocks_per_step=blocks_per_step)
+    assert played.wrong_writes
+    assert 0 < played.first_word <= played.wrong_writes[0] + SPEAKS_WITHIN
+
+
+def test_without_the_comparison_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "differing_layers", lambda *_: ())
+    played = play(NOT_AWAITED, 100, fixed=False, has_host=True)
+    assert played.findings == [] and played.wrong_writes
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Of what is left out."""
+
+
+def _keeps_what_was_there(self: fills.FillBooks, request: int, slots: list[int]) -> None:
+    self._live[request].slots.extend(slots)
+
+
+HEAR = watched_v2.WatchedV2._hear
+
+
+def _hears_slots_first(self: watched_v2.WatchedV2) -> None:
+    with mock.patch.object(self, "_tell_writes"):
+        HEAR(self)
+    self._tell_writes()
+
+
+# What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
+LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
+    "what nobody active has is forgotten": (True, watched_v2.WatchedGroup, "_let_go", _nothing),
+    "a resume in between": (True, watched_v2.WatchedV2, "resumed", _nothing),
+    "a suspended request's slots are given away": (True, watched_v2.WatchedV2, "_leaves", _nothing),
+    "looks that come too late": (True, fills.FillBooks, "holds", lambda *_: True),
+    "further blocks have been another's": (False, fills.FillBooks, "grown", _keeps_what_was_there),
+    "what was written is heard before who has slots": (False, watched_v2.WatchedV2, "_hear", _hears_slots_first),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_each_rule_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_host, *place = LEFT_OUT[name]
+    monkeypatch.setattr(*place)
+    played = play(WAYS[0], 1000, fixed=True, has_host=has_host)
+    assert played.findings and played.wrong_reads == []
+
+
+def test_a_fault_of_ours_ends_all_canaries_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(fills.FillBooks, "replaced", fails)
+    played = play(WAYS[0], 100, fixed=True, has_host=True)
+    assert played.fault is not None and "planted" in played.fault
+    assert all("planted" in report.state for report in played.reports) and played.wrong_reads == []

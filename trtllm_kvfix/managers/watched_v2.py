@@ -1,0 +1,272 @@
+"""The canary beside upstream's own V2 manager: what it hears in the methods of the manager's class.
+
+Which slots a request owns is asked of its cache on the host, never of the table on the device.
+
+A *group* is upstream's layer group: layers whose blocks come and go together. Each has a canary of its own.
+
+Where blocks cannot leave the device, every block that was filled is followed until its slot has a new owner. Where they
+can (a host tier, which V2 has by default, or pools that are rebalanced), upstream says of the blocks of active requests
+alone where they are: others are forgotten, and those of a suspended request are known again when it is resumed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix.canary.canary import Canary, guarded
+from trtllm_kvfix.canary.fills import NOWHERE, Write
+from trtllm_kvfix.canary.here import serving
+from trtllm_kvfix.canary.ring import Pool
+from trtllm_kvfix.log import described
+from trtllm_kvfix.managers.upstream_v2 import pool_group
+from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open
+from trtllm_kvfix.metrics.counting import refresh
+from trtllm_kvfix.native import Device
+from trtllm_kvfix.settings import Settings
+
+
+@dataclass
+class _Followed:
+    cache: Any  # upstream's; a request that is computed again gets another one
+    told: int  # leading positions of which the canaries know that they are filled
+    committed: int  # when its slots were last read
+    blocks: int  # the same
+    request: Any = None  # upstream's, once it is in a batch; a dummy that pads one never is
+    is_away: bool = False  # suspended, as far as is known
+
+
+class WatchedGroup:
+    """Slots of one layer group. What is not in it of a request's blocks, a window has passed."""
+
+    def __init__(self, number: int, canary: Canary, *, slides: bool, knows_all: bool) -> None:
+        self.canary, self.slides = canary, slides
+        self._number, self._knows_all = number, knows_all
+        self._held: Counter[int] = Counter()  # slots, by how many active requests have them
+
+    def begins(self, request_id: int, cache: Any, blocks: int, reused: int) -> None:
+        slots = self._read(cache, 0, blocks)
+        self._hold(slots)
+        self.canary.admitted(request_id, slots, reused, True)
+
+    def lets_go(self, request_id: int, cache: Any, first: int, blocks: int) -> list[int]:
+        """Its blocks from the `first` on may be others. Returns all of its slots, as they are now."""
+        known = list(self.canary.books.slots_of(request_id))
+        first = 0 if self.slides else first  # a window may have passed any
+        slots = known[:first] + self._read(cache, first, blocks)
+        for place in range(first, min(len(known), blocks)):
+            if known[place] != slots[place]:
+                self.canary.replaced(request_id, place, NOWHERE)
+                self._let_go([known[place]])
+        self.canary.shrunk(request_id, blocks)
+        self._let_go(known[blocks:])
+        return slots
+
+    def takes(self, request_id: int, slots: list[int]) -> None:
+        """All requests have let go of what is no longer theirs."""
+        known = list(self.canary.books.slots_of(request_id))
+        for place, slot in enumerate(slots[: len(known)]):
+            if known[place] != slot:
+                self._hold([slot])
+                self.canary.replaced(request_id, place, slot)
+        self._hold(slots[len(known) :])
+        self.canary.grown(request_id, slots[len(known) :])
+
+    def leaves(self, request_id: int, places_known: int) -> None:
+        self.canary.left(request_id, places_known)
+        self._let_go(self.canary.books.slots_of(request_id))
+
+    def comes_back(self, request_id: int, cache: Any, blocks: int) -> None:
+        slots = self._read(cache, 0, blocks)
+        self._hold(slots)
+        self.canary.came_back(request_id, slots)
+
+    def ends(self, request_id: int, *, is_away: bool, is_over: bool) -> None:
+        """`is_over`: its slots may have other owners by now."""
+        slots = list(self.canary.books.slots_of(request_id))
+        (self.canary.lost if is_over else self.canary.released)(request_id)
+        if not is_away:
+            self._let_go(slots)
+
+    def _read(self, cache: Any, first: int, blocks: int) -> list[int]:
+        found: list[int] = np.asarray(cache.get_base_page_indices(self._number))[first:blocks].tolist()
+        return found
+
+    def _hold(self, slots: Iterable[int]) -> None:
+        self._held.update(slot for slot in slots if slot != NOWHERE)
+
+    def _let_go(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot != NOWHERE:
+                self._held[slot] -= 1
+                if not self._held[slot]:
+                    del self._held[slot]
+                    if not self._knows_all:
+                        self.canary.forget([slot])
+
+
+class WatchedV2:
+    """Called by the loop's thread. Its faults end the canary alone."""
+
+    def __init__(self, manager: Any, order: Order, groups: Sequence[WatchedGroup], *, knows_all: bool) -> None:
+        self.fault: str | None = None
+        self.groups = groups
+        self._manager, self._size = manager, int(manager.tokens_per_block)
+        self._order, self._knows_all = order, knows_all
+        self._slides = any(group.slides for group in groups)
+        self._followed: dict[int, _Followed] = {}
+        self._resumed: set[int] = set()  # since their slots were last read
+        self._writers: list[int] = []  # in the last step
+
+    def stand_down(self, error: Exception) -> None:
+        self.fault = described(error)
+        for group in self.groups:
+            if group.canary.fault is None:
+                group.canary.stand_down(error)
+
+    @guarded
+    def begin_iteration(self, batch: Any) -> None:
+        """The last step has been enqueued, and this batch has its slots."""
+        self._hear()
+        with self._order.kept():
+            for group in self.groups:
+                group.canary.step((), self._writers)
+                if group.canary.fault is not None:
+                    raise RuntimeError(group.canary.fault)
+        requests = [each for each in (*batch.context_requests, *batch.generation_requests) if not each.is_dummy_request]
+        self._writers = [each.py_request_id for each in requests]
+        for each in requests:
+            if each.py_request_id in self._followed:
+                self._followed[each.py_request_id].request = each
+
+    @guarded
+    def resumed(self, request_id: int) -> None:
+        self._resumed.add(request_id)
+
+    @guarded
+    def ends(self, request_id: int) -> None:
+        """It still has its slots. It may never have had any."""
+        self._hear()
+        one = self._followed.pop(request_id, None)
+        if one is not None:
+            with self._order.kept():
+                for group in self.groups:
+                    group.ends(request_id, is_away=one.is_away, is_over=False)
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.canary.close()
+        self._order.close()
+
+    def _hear(self) -> None:
+        """What was written first, by the slots in which it was; then who has let go of slots, and then who has got
+        some."""
+        self._tell_writes()
+        caches = self._manager.kv_cache_map
+        for request_id, one in list(self._followed.items()):
+            if caches.get(request_id) is not one.cache:
+                del self._followed[request_id]
+                for group in self.groups:
+                    group.ends(request_id, is_away=one.is_away, is_over=True)
+            elif not (self._knows_all or one.is_away) and (request_id in self._resumed or not one.cache.is_active):
+                self._leaves(request_id, one)
+        self._resumed.clear()
+        changed, coming = [], []
+        for request_id, cache in caches.items():
+            if cache.is_active:
+                known = self._followed.get(request_id)
+                if known is None or known.is_away:
+                    coming.append((request_id, cache))
+                elif slots := self._lets_go(request_id, known):
+                    changed.append((request_id, slots))
+        for request_id, slots in changed:
+            for group, of_group in zip(self.groups, slots, strict=True):
+                group.takes(request_id, of_group)
+        for request_id, cache in coming:
+            self._comes(request_id, cache)
+
+    def _tell_writes(self) -> None:
+        """Where a further block is full by now."""
+        size, caches = self._size, self._manager.kv_cache_map
+        for request_id, one in self._followed.items():
+            if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
+                continue
+            filled = filled_of(one.request) // size * size
+            if filled > one.told:
+                write = Write(request_id, None, one.told, filled, filled)
+                one.told = filled
+                for group in self.groups:
+                    group.canary.wrote([write])
+
+    def _leaves(self, request_id: int, one: _Followed) -> None:
+        """A block that was committed since its slots were read may be another's by now."""
+        one.is_away = True
+        is_known = one.cache.num_committed_tokens == one.committed
+        for group in self.groups:
+            group.leaves(request_id, one.blocks if is_known else one.committed // self._size)
+
+    def _lets_go(self, request_id: int, one: _Followed) -> list[list[int]]:
+        """Returns its slots by group; nothing where none can have changed."""
+        blocks, committed = self._lengths(one.cache)
+        if (blocks, committed) == (one.blocks, one.committed) and (self._knows_all or not self._slides):
+            return []
+        first = min(one.told, one.committed) // self._size
+        one.blocks, one.committed = blocks, committed
+        return [group.lets_go(request_id, one.cache, first, blocks) for group in self.groups]
+
+    def _comes(self, request_id: int, cache: Any) -> None:
+        """For the first time, or again."""
+        one = self._followed.get(request_id)
+        blocks, committed = self._lengths(cache)
+        if one is None:
+            self._followed[request_id] = _Followed(cache, committed, committed, blocks)
+            for group in self.groups:
+                group.begins(request_id, cache, blocks, committed)
+        else:
+            one.is_away, one.blocks, one.committed = False, blocks, committed
+            for group in self.groups:
+                group.comes_back(request_id, cache, blocks)
+
+    def _lengths(self, cache: Any) -> tuple[int, int]:
+        return -(-cache.capacity // self._size), cache.num_committed_tokens
+
+
+def filled_of(request: Any) -> int:
+    """Positions that steps have written which the host knows to be enqueued: those of a prompt when its chunk is
+    reported, those of an answer when the token behind them has been sampled."""
+    position = int(request.context_current_position)
+    return position if request.context_remaining_length else max(position, int(request.get_num_tokens(0)) - 1)
+
+
+def pool_of(manager: Any, group: int) -> Pool:
+    """Layers lie one behind the other, each with all its buffers."""
+    found = pool_group(manager, group)
+    (pool,) = found.pools
+    (variant,) = [each for each in found.slot_desc.variants if each.layer_group_id == group]
+    layers = {buffer.layer_id for each in variant.coalesced_buffers for buffer in each.buffer_ids}
+    return Pool(int(pool.base_address), int(pool.slot_bytes), len(layers))
+
+
+def hears_all(manager: Any) -> bool:
+    """Whether blocks stay in their slots until these have a new owner, which asks for slots of the same group."""
+    config, runtime = manager.kv_cache_manager_py_config, manager.impl
+    return len(config.cache_tiers) == len(runtime.pool_group_descs) == len(runtime.layer_grouping) == 1
+
+
+def watch(manager: Any, settings: Settings, device: Device, *, knows_all: bool) -> WatchedV2:
+    config, stream = manager.kv_cache_manager_py_config, int(manager._stream.cuda_stream)
+    grouping = manager.impl.layer_grouping
+    groups = []
+    for number, layers in enumerate(grouping):
+        canary = Canary(
+            device, stream, pool_of(manager, number), int(manager.tokens_per_block),
+            max(1, settings.canary_blocks_per_step // len(grouping)), fixes_off(settings),
+            hazards_open(settings, "V2"), knows_all=knows_all,
+        )  # fmt: skip
+        serving.add(canary)
+        refresh(canary)
+        slides = any(config.layers[layer].sliding_window_size is not None for layer in layers)
+        groups.append(WatchedGroup(number, canary, slides=slides, knows_all=knows_all))
+    return WatchedV2(manager, Order(device, stream), groups, knows_all=knows_all)
