@@ -199,6 +199,28 @@ std::optional<PoolIndex> pool_index(nb::handle index) {
     return found.pool || (pools && pools->is_whole) ? std::optional(found) : std::nullopt;
 }
 
+bool fits(const PoolIndex& index, const HostTable& table, const DeviceTable& destination) {
+    const std::uint32_t blocks = destination.destination.blocks;
+    return index.rows <= destination.rows && index.width.value_or(table.blocks) <= table.blocks &&
+           (index.width ? *index.width <= blocks : table.blocks == blocks) &&
+           (index.pool || table.pools == destination.pools);
+}
+
+// How the table lies where a copy takes its own place out of it.
+TensorLayout layout_in(const HostTable& table, const PoolIndex& index) {
+    const TensorLayout whole{
+        .dimensions = 4,
+        .sizes = {table.pools, index.rows, 2, index.width.value_or(table.blocks)},
+        .strides = {static_cast<std::int64_t>(table.pool_stride), static_cast<std::int64_t>(table.row_stride),
+                    static_cast<std::int64_t>(table.plane_stride), 1}};
+    if (!index.pool) {
+        return whole;
+    }
+    return {.dimensions = 3,
+            .sizes = {whole.sizes[1], whole.sizes[2], whole.sizes[3]},
+            .strides = {whole.strides[1], whole.strides[2], whole.strides[3]}};
+}
+
 // The device tensor in the place of V1's, the copies that upstream makes of the table's pools, one after the other, and
 // what of them has not been shipped. A class of Python's derives from it and has `otherwise`.
 class PoolCopies {
@@ -231,15 +253,12 @@ class PoolCopies {
         }
         const auto way = way_.between(tensor_, table_, stager().device());
         const HostTable& from = way->table();
-        if (where->width.value_or(from.blocks) > from.blocks ||
-            (!where->width && way->destination().destination.blocks != from.blocks)) {
+        if (!fits(*where, from, way->destination())) {
             return false;  // upstream's statement says that they do not fit
         }
         const std::uint32_t pools = where->pool ? 1 : from.pools;
         const std::size_t offset = std::size_t{taken_} * from.pool_stride * sizeof(std::int32_t);
-        const std::size_t elements = std::size_t{pools} * where->rows * 2 * where->width.value_or(from.blocks);
-        const TensorMemory memory = memory_of(source);
-        if (memory.address != way->table_address() + offset || memory.elements != elements) {
+        if (!is_view(source, way->table_address() + offset, layout_in(from, *where))) {
             return false;
         }
         if (taken_ + pools == from.pools) {
@@ -265,7 +284,8 @@ class PoolCopies {
     }
     void copy(nb::handle self, nb::handle index, nb::handle source, bool non_blocking) {
         try {
-            if (!failed && take(index, source)) {
+            // A copy that its caller waits for needs no staging.
+            if (!failed && non_blocking && take(index, source)) {
                 return;
             }
         } catch (...) {

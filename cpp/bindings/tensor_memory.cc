@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "bindings/bindings.h"
 
@@ -123,6 +124,37 @@ std::optional<std::span<const std::uint32_t>> told_numbers(const nb::dlpack::dlt
     return numbers_at(address_of(told), static_cast<std::size_t>(told.shape[0]));
 }
 
+// Nothing if there are more dimensions than a layout has.
+std::optional<TensorLayout> layout_of(const nb::dlpack::dltensor& told) {
+    if (std::cmp_greater(told.ndim, kDimensionsMax)) {
+        return std::nullopt;
+    }
+    TensorLayout layout{.dimensions = static_cast<std::size_t>(told.ndim)};
+    std::int64_t contiguous = 1;
+    for (std::size_t i = layout.dimensions; i-- > 0;) {
+        layout.sizes[i] = told.shape[i];
+        layout.strides[i] = told.strides != nullptr ? told.strides[i] : contiguous;
+        contiguous *= told.shape[i];
+    }
+    return layout;
+}
+
+std::optional<TensorLayout> layout_by_methods(nb::handle tensor) {
+    static const nb::handle shape = interned("shape");
+    static const nb::handle stride = interned("stride");
+    const nb::object sizes = nb::getattr(tensor, shape);
+    const nb::object strides = called(tensor, stride);
+    TensorLayout layout{.dimensions = nb::len(sizes)};
+    if (layout.dimensions > kDimensionsMax) {
+        return std::nullopt;
+    }
+    for (std::size_t i = 0; i < layout.dimensions; ++i) {
+        layout.sizes[i] = nb::cast<std::int64_t>(sizes[i]);
+        layout.strides[i] = nb::cast<std::int64_t>(strides[i]);
+    }
+    return layout;
+}
+
 }  // namespace
 
 nb::handle interned(const char* name) {
@@ -139,17 +171,21 @@ std::uintptr_t data_ptr(nb::handle tensor) {
     return exchange != nullptr ? address_of(described(*exchange, tensor)) : unsigned_of(called(tensor, name));
 }
 
-TensorMemory memory_of(nb::handle tensor) {
-    const Exchange* const exchange = exchange_of(tensor);
-    if (exchange == nullptr) {
-        return {.address = data_ptr(tensor), .elements = numel(tensor)};
+bool TensorLayout::operator==(const TensorLayout& other) const {
+    bool equal = dimensions == other.dimensions;
+    for (std::size_t i = 0; equal && i < dimensions; ++i) {
+        equal = sizes[i] == other.sizes[i] && (sizes[i] < 2 || strides[i] == other.strides[i]);
     }
-    const nb::dlpack::dltensor told = described(*exchange, tensor);
-    std::size_t elements = 1;
-    for (std::int32_t i = 0; i < told.ndim; ++i) {
-        elements *= static_cast<std::size_t>(told.shape[i]);
+    return equal;
+}
+
+bool is_view(nb::handle tensor, std::uintptr_t address, const TensorLayout& layout) {
+    if (const Exchange* const exchange = exchange_of(tensor)) {
+        const nb::dlpack::dltensor told = described(*exchange, tensor);
+        return address_of(told) == address && is_on_host(told) && told.dtype == nb::dtype<std::int32_t>() &&
+               layout_of(told) == layout;
     }
-    return {.address = address_of(told), .elements = elements};
+    return data_ptr(tensor) == address && layout_by_methods(tensor) == layout && dtype_of(tensor) == "int32";
 }
 
 std::optional<std::span<const std::uint32_t>> host_numbers(nb::handle tensor) {

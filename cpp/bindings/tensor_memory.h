@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -18,11 +19,19 @@ nanobind::handle interned(const char* name);
 
 std::uintptr_t data_ptr(nanobind::handle tensor);
 
-struct TensorMemory {
-    std::uintptr_t address;
-    std::size_t elements;
+constexpr std::size_t kDimensionsMax = 4;
+
+// How a tensor lies in memory.
+struct TensorLayout {
+    std::size_t dimensions = 0;
+    std::array<std::int64_t, kDimensionsMax> sizes{}, strides{};  // in elements
+
+    // A stride says nothing where there is one of something.
+    bool operator==(const TensorLayout& other) const;
 };
-TensorMemory memory_of(nanobind::handle tensor);
+
+// Whether it is int32, in the host's memory, begins at this address, and lies there in this way.
+bool is_view(nanobind::handle tensor, std::uintptr_t address, const TensorLayout& layout);
 
 // The numbers of a tensor of one dimension, int32, contiguous, in the host's memory. Nothing if it is anything else.
 std::optional<std::span<const std::uint32_t>> host_numbers(nanobind::handle tensor);

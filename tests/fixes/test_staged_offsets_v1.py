@@ -104,16 +104,50 @@ def crossed(dst: Any, table: Any) -> None:
     dst[0, :2].copy_(table[table.shape[0] - 1, 2:4], non_blocking=True)
 
 
+def thinned(dst: Any, table: Any) -> None:
+    """As many words from the same address, but of every other row."""
+    dst[0, :2].copy_(table[0, ::2], non_blocking=True)
+
+
 @pytest.mark.parametrize(
-    ("statements", "rows", "source"), [(shifted, slice(1, 3), slice(1, 3)), (crossed, slice(0, 2), slice(2, 4))]
+    ("statements", "rows", "source"),
+    [
+        (shifted, slice(1, 3), slice(1, 3)),
+        (crossed, slice(0, 2), slice(2, 4)),
+        (thinned, slice(0, 2), slice(None, None, 2)),
+    ],
 )
 def test_other_statements_copy_what_the_table_held_too(
     scene: Scene, statements: Callable[[Any, Any], None], rows: slice, source: slice
 ) -> None:
-    pool = 0 if statements is shifted else scene.table.shape[0] - 1
+    pool = scene.table.shape[0] - 1 if statements is crossed else 0
     seen = scene.arrived(statements)
     np.testing.assert_array_equal(seen[0, rows], scene.contents[pool, source])
     assert scene.shipments == 0
+
+
+def test_every_other_block_is_not_taken_for_the_first_ones(scene: Scene) -> None:
+    every_other = slice(None, None, 2)
+    seen = scene.arrived(lambda dst, table: dst[0, :2, :, :4].copy_(table[0, :2, :, every_other], non_blocking=True))
+    np.testing.assert_array_equal(seen[0, :2, :, :4], scene.contents[0, :2, :, every_other])
+    assert scene.shipments == 0
+
+
+def test_a_copy_that_its_caller_waits_for_is_upstreams_own(scene: Scene) -> None:
+    scene.table.numpy()[...] = scene.contents
+    with scene.tensors.on(scene.stream):
+        scene.destination.begin()
+        scene.destination[0, :3].copy_(scene.table[0, :3])
+    assert scene.shipments == 0 and not scene.destination.has_taken
+
+
+def test_a_tensor_of_more_pools_is_upstreams_to_refuse(scene: Scene) -> None:
+    pools = scene.table.shape[0]
+    other = scene.tensors.on_device(pools + 1, ROWS, 2, BLOCKS)
+    destination = StagedDestination(other, scene.table, scene.stagers, Fuse("staged-offsets-v1"))
+    with scene.tensors.on(scene.stream), pytest.raises(ValueError, match="does not go into one of shape"):
+        at_once(destination, scene.table)
+    assert scene.shipments == 0 and destination.tried.faults == 0
 
 
 def test_pools_that_differ_go_out_each_by_itself() -> None:

@@ -211,10 +211,21 @@ def test_what_it_raises_is_passed_on(bench: Bench) -> None:
 def test_a_copy_of_v1_is_known_by_the_memory_that_the_exchange_tells(bench: Bench) -> None:
     kind = tensors_with(table())
     copies = Copies(bench.target, bench.table, bench.stager, lambda: bench.stream, lends=False)
-    for source, is_own in ((bench.table[0, :2], True), (bench.table[0, 1:3], False), (bench.table[0, :1], False)):
+    table_rows = bench.table[0]
+    sources = {
+        "its own rows": table_rows[:2],
+        "others": table_rows[1:3],
+        "fewer": table_rows[:1],
+        "every other one": table_rows[::2],
+        "another shape": table_rows[:2].reshape(2, 2 * BLOCKS),
+        "five dimensions": table_rows[:2].reshape(2, 2, 2, 2, 2),
+        "floats": table_rows[:2].view(np.float32),
+    }
+    for what, source in sources.items():
+        is_own = what == "its own rows"
         copies.begin()
         tensor = kind(source)
-        copies[0, :2].copy_(tensor)
+        copies[0, :2].copy_(tensor, non_blocking=True)
         assert (copies.others.pop() if copies.others else None) is (None if is_own else tensor)
 
 

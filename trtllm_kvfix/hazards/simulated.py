@@ -23,7 +23,10 @@ class HostTensor:
         self.memory = memory
         self._device = device
         self._array = array
-        self.shape = array.shape
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(each // self._array.itemsize for each in self._array.strides)
 
     def numpy(self) -> Array:
         return self._array

@@ -84,6 +84,9 @@ class Tensor:
     def numel(self) -> int:
         return int(self._view.size)
 
+    def stride(self) -> tuple[int, ...]:
+        return tuple(each // WORD_BYTES for each in self._view.strides)
+
     def element_size(self) -> int:
         return WORD_BYTES
 
