@@ -1304,8 +1304,10 @@ class PoolCopies:
     A device tensor to which V1 copies its table pool by pool. Whatever else is copied goes to `otherwise(index, source, non_blocking)` of a derived class.
     """
 
-    def __init__(self, tensor: Any, table: Any, stager: OffsetStager | None, stream_of: Callable[[], int], *, lends: bool) -> None:
-        """lends: the code that fills the table calls `begin` first."""
+    def __init__(self, tensor: Any, table: Any, stager: OffsetStager | None, stream_of: Callable[[], int], fuse: Any, *, lends: bool) -> None:
+        """
+        It has begun. fuse: what counts faults in a row. lends: the code that fills the table calls `begin` first.
+        """
 
     @property
     def tensor(self) -> Any:
@@ -1331,8 +1333,10 @@ class PoolCopies:
         Call before the table is filled: when this returns, nothing reads it any more.
         """
 
-    def settle(self) -> None:
-        """Waits until nothing reads what has been lent."""
+    def end(self) -> None:
+        """
+        Call behind upstream's method: unless this call has failed, the fuse counts from 0 again.
+        """
 
     @property
     def has_taken(self) -> bool:
@@ -1355,6 +1359,18 @@ class PoolCopies:
         """Raises what has kept the last copy from being taken."""
 
     def __getitem__(self, index: Any, /) -> PoolSelection: ...
+
+    def __repr__(self) -> str: ...
+
+class PoolCopiesByTensor:
+    """
+    What stands in the place of each device tensor, made once for it and a table. It keeps neither of them alive.
+    """
+
+    def __init__(self, make: Callable[[Any, Any], PoolCopies]) -> None:
+        """make: for a tensor and a table."""
+
+    def __call__(self, tensor: Any, table: Any) -> Any: ...
 
     def __repr__(self) -> str: ...
 

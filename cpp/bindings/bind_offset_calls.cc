@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -222,22 +223,37 @@ TensorLayout layout_in(const HostTable& table, const PoolIndex& index) {
 }
 
 // The device tensor in the place of V1's, the copies that upstream makes of the table's pools, one after the other, and
-// what of them has not been shipped. A class of Python's derives from it and has `otherwise`.
+// what of them has not been shipped. Between calls of upstream's it keeps nothing alive. A class of Python's derives
+// from it and has `otherwise`.
 class PoolCopies {
   public:
-    PoolCopies(nb::object tensor, nb::object table, nb::object stager, nb::object stream_of, bool lends)
-        : tensor_(std::move(tensor)),
-          table_(std::move(table)),
-          stager_(std::move(stager)),
+    PoolCopies(const nb::object& tensor, const nb::object& table, const nb::object& stager, nb::object stream_of,
+               nb::object fuse, bool lends)
+        : seen_{.tensor = SeenObject(tensor),
+                .table = SeenObject(table),
+                .stager = stager.is_none() ? std::nullopt : std::optional<SeenObject>(stager)},
           stream_of_(std::move(stream_of)),
-          lends_(lends) {}
+          fuse_(std::move(fuse)),
+          lends_(lends),
+          tensor_(tensor),
+          table_(table),
+          stager_(stager) {}
 
     // The table is about to be filled: nothing reads it any more, and nothing of an earlier call is left.
     void begin() {
         failed = false;
         taken_ = 0;
         shipped_ = false;
+        tensor_ = seen_.tensor.object();
+        table_ = seen_.table.object();
+        stager_ = seen_.stager ? seen_.stager->object() : nb::none();
         settle();
+    }
+    void end() {
+        if (!failed) {
+            fuse_.succeeded();
+        }
+        tensor_ = table_ = stager_ = nb::none();
     }
     void settle() {
         if (lends_ && !stager_.is_none() && stager().has_lent()) {
@@ -294,8 +310,9 @@ class PoolCopies {
         self.attr("otherwise")(index, source, non_blocking);
     }
 
-    const nb::object& tensor() const { return tensor_; }
-    const nb::object& table() const { return table_; }
+    // Also between calls, for whoever has kept this in the tensor's place.
+    nb::object tensor() const { return tensor_.is_none() ? seen_.tensor.object() : tensor_; }
+    nb::object table() const { return table_.is_none() ? seen_.table.object() : table_; }
     bool failed = false;  // in this call: what is left of it waits
 
   private:
@@ -314,13 +331,60 @@ class PoolCopies {
         note_shipped(index.rows, way.table());
     }
 
-    const nb::object tensor_, table_, stager_, stream_of_;
+    struct Seen {
+        SeenObject tensor, table;
+        std::optional<SeenObject> stager;
+    };
+    const Seen seen_;
+    const nb::object stream_of_;
+    const SeenFuse fuse_;
     const bool lends_;
+    nb::object tensor_, table_, stager_;  // None between calls
     LastWay way_;
     std::uint32_t taken_ = 0;  // pools
     PoolIndex last_{};         // of the copy that was taken last
     bool shipped_ = false;     // in this call
     std::exception_ptr failure_;
+};
+
+// What stands in the place of each device tensor, by the table that is copied to it.
+class PoolCopiesByTensor {
+  public:
+    explicit PoolCopiesByTensor(nb::object make) : make_(std::move(make)) {}
+
+    nb::object of(nb::handle tensor, nb::handle table) {
+        {
+            const nb::ft_lock_guard guard(mutex_);
+            for (const Known& each : known_) {
+                if (each.tensor.is(tensor) && each.table.is(table)) {
+                    return each.copies;
+                }
+            }
+        }
+        Known made{.tensor = SeenObject(tensor), .table = SeenObject(table), .copies = make_(tensor, table)};
+        std::vector<Known> gone;  // dropped without the lock
+        const nb::ft_lock_guard guard(mutex_);
+        const auto first_gone = std::ranges::partition(known_, [](const Known& each) {
+                                    return !each.tensor.object().is_none() && !each.table.object().is_none();
+                                }).begin();
+        gone.assign(std::make_move_iterator(first_gone), std::make_move_iterator(known_.end()));
+        known_.erase(first_gone, known_.end());
+        return known_.emplace_back(std::move(made)).copies;
+    }
+    std::size_t known() const {
+        const nb::ft_lock_guard guard(mutex_);
+        return known_.size();
+    }
+
+  private:
+    struct Known {
+        SeenObject tensor, table;
+        nb::object copies;
+    };
+
+    const nb::object make_;
+    mutable nb::ft_mutex mutex_;  // where there is no GIL
+    std::vector<Known> known_;    // guarded by either
 };
 
 // destination[index], which upstream calls `copy_` of.
@@ -399,11 +463,12 @@ void bind_pool_copies(nb::module_& m) {
     nb::class_<PoolCopies>(m, "PoolCopies",
                            "A device tensor to which V1 copies its table pool by pool. Whatever else is copied goes to "
                            "`otherwise(index, source, non_blocking)` of a derived class.")
-        .def(nb::init<nb::object, nb::object, nb::object, nb::object, bool>(), "tensor"_a, "table"_a, "stager"_a.none(),
-             "stream_of"_a, nb::kw_only(), "lends"_a,
+        .def(nb::init<const nb::object&, const nb::object&, const nb::object&, nb::object, nb::object, bool>(),
+             "tensor"_a, "table"_a, "stager"_a.none(), "stream_of"_a, "fuse"_a, nb::kw_only(), "lends"_a,
              nb::sig("def __init__(self, tensor: Any, table: Any, stager: OffsetStager | None, stream_of: "
-                     "collections.abc.Callable[[], int], *, lends: bool) -> None"),
-             "lends: the code that fills the table calls `begin` first.")
+                     "collections.abc.Callable[[], int], fuse: Any, *, lends: bool) -> None"),
+             "It has begun. fuse: what counts faults in a row. lends: the code that fills the table calls `begin` "
+             "first.")
         .def_prop_ro(
             "tensor", [](const PoolCopies& self) { return self.tensor(); }, nb::sig("def tensor(self) -> Any"),
             "Where the copies go.")
@@ -417,7 +482,8 @@ void bind_pool_copies(nb::module_& m) {
             "fail", [](PoolCopies& self) { self.failed = true; }, "Take nothing more in this call.")
         .def("begin", &PoolCopies::begin,
              "Call before the table is filled: when this returns, nothing reads it any more.")
-        .def("settle", &PoolCopies::settle, "Waits until nothing reads what has been lent.")
+        .def("end", &PoolCopies::end,
+             "Call behind upstream's method: unless this call has failed, the fuse counts from 0 again.")
         .def_prop_ro("has_taken", &PoolCopies::has_taken, "Whether copies were taken and not shipped.")
         .def_prop_ro("taken", &PoolCopies::taken, nb::sig("def taken(self) -> tuple[int, int, int | None]"),
                      "The pools that were taken and not shipped, their rows, and their blocks if not all.")
@@ -431,6 +497,17 @@ void bind_pool_copies(nb::module_& m) {
             "index"_a, nb::sig("def __getitem__(self, index: Any, /) -> PoolSelection"))
         .def("__repr__", [](const PoolCopies& self) {
             return Repr("PoolCopies").add("failed", self.failed).add("has_taken", self.has_taken()).text();
+        });
+    nb::class_<PoolCopiesByTensor>(m, "PoolCopiesByTensor",
+                                   "What stands in the place of each device tensor, made once for it and a table. "
+                                   "It keeps neither of them alive.")
+        .def(nb::init<nb::object>(), "make"_a,
+             nb::sig("def __init__(self, make: collections.abc.Callable[[Any, Any], PoolCopies]) -> None"),
+             "make: for a tensor and a table.")
+        .def("__call__", &PoolCopiesByTensor::of, "tensor"_a, "table"_a,
+             nb::sig("def __call__(self, tensor: Any, table: Any) -> Any"))
+        .def("__repr__", [](const PoolCopiesByTensor& self) {
+            return Repr("PoolCopiesByTensor").add("known", self.known()).text();
         });
 }
 

@@ -95,17 +95,14 @@ SeenObject::SeenObject(nb::handle object)
     }
 }
 
-bool SeenObject::is(nb::handle object) const {
-    if (object.ptr() != address_) {
-        return false;
-    }
+bool SeenObject::is(nb::handle object) const { return object.ptr() == address_ && this->object().is(object); }
+
+nb::object SeenObject::object() const {
 #if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_LIMITED_API)
     PyObject* now = nullptr;
-    const bool is_there = PyWeakref_GetRef(reference_.ptr(), &now) == 1;
-    Py_XDECREF(now);
-    return is_there;
+    return PyWeakref_GetRef(reference_.ptr(), &now) == 1 ? nb::steal(now) : nb::none();
 #else
-    return PyWeakref_GetObject(reference_.ptr()) == address_;
+    return nb::borrow(PyWeakref_GetObject(reference_.ptr()));
 #endif
 }
 

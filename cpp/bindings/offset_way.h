@@ -18,6 +18,8 @@ class SeenObject {
   public:
     explicit SeenObject(nanobind::handle object);
     bool is(nanobind::handle object) const;
+    // The object itself, or None if it is gone.
+    nanobind::object object() const;
 
   private:
     PyObject* address_;

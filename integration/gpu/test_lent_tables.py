@@ -146,6 +146,7 @@ def test_without_the_wait_the_table_is_written_while_it_is_read(
     llm_args: dict[str, Any], fix_id: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(StagedDestination, "begin", StagedDestination.drop_taken)
+    monkeypatch.setattr(StagedDestination, "end", StagedDestination.drop_taken)
     with standing_in("C"), applied(fix_id), busy_copy_engine():
         steps, _, what = corruptions(llm_args, CONTROL_ITERATIONS)
     note(request.node.callspec.id, fix_id, "no_wait", steps, 0, 0, what["block offsets"])

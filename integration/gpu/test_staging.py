@@ -10,6 +10,7 @@ import pytest
 
 from trtllm_kvfix import native
 from trtllm_kvfix.native import OffsetStager, PoolCopies
+from trtllm_kvfix.overlay.fuse import Fuse
 
 torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
@@ -166,7 +167,7 @@ def test_torch_tells_the_stream_of_a_copy_of_v1(device: native.Device) -> None:
     streams = [torch.cuda.Stream(), torch.cuda.default_stream()]
     torch.cuda.synchronize()
     with stager(device, "v1", "snapshot", 4, 8) as staging:
-        copies = PoolCopies(dst, table, staging, ask, lends=False)
+        copies = PoolCopies(dst, table, staging, ask, Fuse("staged-offsets-v1"), lends=False)
         for value, stream in enumerate(streams):
             gate = device.close_gate(stream.cuda_stream)
             with torch.cuda.stream(stream):

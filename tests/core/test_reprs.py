@@ -51,9 +51,15 @@ def of_devices() -> Iterator[object]:
     target = SIMULATED.empty((1, 2, 2, 4), "int32")
     table = np.zeros((1, 3, 2, 4), dtype=np.int32)
     yield from (SIMULATED, SIMULATED.pinned((2, 3), "uint8"), target, engine, stager, stager.stats())
-    copies = native.PoolCopies(target, table, stager, lambda: 0, lends=False)
+    copies = native.PoolCopies(target, table, stager, lambda: 0, Fuse("staged-offsets-v1"), lends=False)
     launch = native.OffsetLaunch(lambda *_: None, Fuse("staged-offsets-v2"))
-    yield from (copies, copies[0, :1], launch, native.DeviceTable(target, SIMULATED))
+    yield from (
+        copies,
+        copies[0, :1],
+        native.PoolCopiesByTensor(lambda *_: copies),
+        launch,
+        native.DeviceTable(target, SIMULATED),
+    )
     stager.close()
 
 
@@ -126,6 +132,7 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.Device: "Device(name='simulated device, seed 0', has_kernels=True)",
         native.PinnedArray: "PinnedArray(shape=[2, 3], dtype='uint8')",
         native.PoolCopies: "PoolCopies(failed=False, has_taken=False)",
+        native.PoolCopiesByTensor: "PoolCopiesByTensor(known=0)",
         native.PoolSelection: "PoolSelection(index=(0, slice(None, 1, None)))",
         native.OffsetLaunch: "OffsetLaunch(known=0)",
         native.DeviceTable: "DeviceTable(rows=2, blocks=4)",

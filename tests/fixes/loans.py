@@ -12,7 +12,6 @@ from unittest import mock
 
 import numpy as np
 
-from trtllm_kvfix.fixes.staged_offsets_v1 import fix as staged_offsets_v1
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 
 
@@ -41,19 +40,19 @@ class Loans:
 @contextmanager
 def watched() -> Iterator[Loans]:
     loans = Loans()
-    begin, finish = StagedDestination.begin, staged_offsets_v1._finish_call
+    begin, end = StagedDestination.begin, StagedDestination.end
 
     def settled(destination: StagedDestination) -> None:
         loans.settle(destination.table)
         begin(destination)
 
-    def lent(destination: StagedDestination, *rest: Any) -> None:
-        finish(destination, *rest)
+    def lent(destination: StagedDestination) -> None:
         if destination.lends and destination.shipped is not None:
             loans.lend(destination.table)
+        end(destination)
 
     with (
         mock.patch.object(StagedDestination, "begin", settled),
-        mock.patch.object(staged_offsets_v1, "_finish_call", lent),
+        mock.patch.object(StagedDestination, "end", lent),
     ):
         yield loans

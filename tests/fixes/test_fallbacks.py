@@ -39,7 +39,7 @@ def as_it_came(self: Any, source: Any, non_blocking: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("fix_id", "place", "fallback", "unsafe"),
     [
-        ("staged-offsets-v1", Fault(f"{V1}.fix._destination", "C", corruptions),
+        ("staged-offsets-v1", Fault(f"{V1}.fix.StagedDestination", "C", corruptions),
          f"{V1}.destination._Blocking.copy_", as_it_came),
         ("staged-offsets-v2", Fault(f"{V2}.fix.is_on_device", "C", corruptions, WITH_V2),
          f"{V2}.fix.finish", lambda *_: None),
@@ -183,7 +183,7 @@ def test_what_upstream_raises_is_passed_on_as_it_is(fix_id: str, call: Callable[
 
 @pytest.mark.parametrize("fault", [False, True], ids=["", "after a fault of ours"])
 def test_what_the_v1_manager_raises_is_passed_on_as_it_is(fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = f"{V1}.fix._destination" if fault else f"{V1}.fix._take_back"
+    place = f"{V1}.fix.StagedDestination" if fault else f"{V1}.fix._take_back"
     with standing_in("C"), failing(place, always=True), applied(["staged-offsets-v1"]) as registry:
         server = Server({})
         monkeypatch.setattr(type(server.manager.impl), "copy_batch_block_offsets", raising)

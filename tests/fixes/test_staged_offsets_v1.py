@@ -1,16 +1,20 @@
 """Every way in which upstream may copy out of its table: what arrives is what the table held at the statement."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 
+from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Fault, serve
 from tests.fixes.proofs import Broken
 from tests.standin.fixture import upstream
+from tests.standin.serving import Server
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import current_place
@@ -196,6 +200,30 @@ def test_the_rest_is_the_tensors_own(scene: Scene) -> None:
     assert scene.destination.data_ptr() == scene.tensor.data_ptr()
 
 
+def test_a_call_leaves_nothing_on_upstreams_objects_and_keeps_none_alive() -> None:
+    """So a manager is copied, pickled and dumped as without us."""
+    with standing_in("C"), applied(["staged-offsets-v1"]):
+        server = Server({})
+        stream, manager = server.tensors.stream(), server.manager
+        before = dict(vars(manager))
+        tensor = server.tensors.on_device(manager.num_pools, 4, 2, manager.max_blocks_per_seq)
+        with server.tensors.on(stream):
+            for each in (manager, copy(manager)):
+                each.copy_batch_block_offsets(tensor, [], 1, 0, 0)
+        stream.synchronize()
+        assert vars(manager) == before
+        seen = ref(tensor)
+        del tensor
+        assert seen() is None
+        server.close()
+
+
+def test_what_stands_for_a_tensor_answers_for_it_also_between_calls(scene: Scene) -> None:
+    destination = scene.destination
+    destination.end()
+    assert destination.data_ptr() == scene.tensor.data_ptr() and destination.table is scene.table
+
+
 # ---- for the tests of all fixes (proofs.py) ----
 
 
@@ -218,7 +246,7 @@ ROOM = "fixes.staged_offsets_v1"
 BROKEN = Broken(f"{ROOM}.destination.StagedDestination.__getitem__", from_the_live_table)
 
 CALLS = (
-    f"{ROOM}.fix._destination",
+    f"{ROOM}.fix.StagedDestination",
     *(f"{ROOM}.destination.{name}" for name in ("StagedDestination.begin", "is_too_wide", "stream_for")),
     "staging.place.current_place",  # where the native part asks for the stream
     "staging.stagers.Stagers.of",

@@ -10,6 +10,7 @@ import pytest
 
 from trtllm_kvfix import native
 from trtllm_kvfix.native import OffsetStager, PoolCopies
+from trtllm_kvfix.overlay.fuse import Fuse
 
 Numbers = npt.NDArray[Any]
 
@@ -210,7 +211,7 @@ def test_what_it_raises_is_passed_on(bench: Bench) -> None:
 
 def test_a_copy_of_v1_is_known_by_the_memory_that_the_exchange_tells(bench: Bench) -> None:
     kind = tensors_with(table())
-    copies = Copies(bench.target, bench.table, bench.stager, lambda: bench.stream, lends=False)
+    copies = Copies(bench.target, bench.table, bench.stager, lambda: bench.stream, Fuse("a-fix"), lends=False)
     table_rows = bench.table[0]
     sources = {
         "its own rows": table_rows[:2],

@@ -16,7 +16,7 @@ from trtllm_kvfix import native
 from trtllm_kvfix.fixes.concurrent_pins.fix import Turns
 from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import flight
-from trtllm_kvfix.native import OffsetLaunch, OffsetStager, PoolCopies
+from trtllm_kvfix.native import OffsetLaunch, OffsetStager, PoolCopies, PoolCopiesByTensor
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import MovableMark, current_place, on_stream
 from trtllm_kvfix.staging.read_back import ReadBack
@@ -39,7 +39,7 @@ class Things:
         target = device.empty(SHAPE, "int32")
         table = device.pinned(SHAPE, "int32")
         stager = OffsetStager(layout="v1", num_pools=1, rows_max=4, blocks_max=8, device=device)
-        copies = PoolCopies(target, table.array, stager, lambda: stream, lends=True)
+        copies = PoolCopies(target, table.array, stager, lambda: stream, Fuse("staged-offsets-v1"), lends=True)
         index = native.TierIndex(8, tokens_per_block=4)
         turns = Turns()
         with on_stream(device, stream):
@@ -58,6 +58,7 @@ class Things:
             "marks": marks,
             "lane": lane,
             "copies": copies,
+            "copies by tensor": PoolCopiesByTensor(lambda *_: copies),
             "selection": copies[0, :1],
             "launch": OffsetLaunch(lambda *_: stager, Fuse("staged-offsets-v2")),
             "stager": stager,

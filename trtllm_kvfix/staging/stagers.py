@@ -84,6 +84,12 @@ class Stagers:
                 return None
             return entry.stager or self._made_for(objects, layout(*objects[1:]))
 
+    def settle(self, table: Any) -> None:
+        """Wait until nothing reads this table any more."""
+        stager = self._found((table,))
+        if stager is not None:
+            stager.settle()
+
     def count(self) -> None:
         """Add to the counters what the stagers have done since the last time."""
         with self._lock:

@@ -36,11 +36,9 @@ class StagedDestination(PoolCopies):
 
     def __init__(self, tensor: Any, table: Any, stagers: Stagers, tried: Fuse, *, lends: bool = False) -> None:
         stager = None if is_too_wide(table) else stagers.of(table, v1)
-        super().__init__(tensor, table, stager, stream_for(tensor), lends=lends)
+        super().__init__(tensor, table, stager, stream_for(tensor), tried, lends=lends)
         self.stagers = stagers
         self.tried = tried
-        self._address = table.data_ptr()
-        self._nbytes = table.numel() * WORD_BYTES
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
@@ -52,7 +50,7 @@ class StagedDestination(PoolCopies):
             try:
                 self.raise_failure()
                 self.flush()
-                if 0 <= source.data_ptr() - self._address < self._nbytes:
+                if 0 <= source.data_ptr() - self.table.data_ptr() < self.table.numel() * WORD_BYTES:
                     left = source.clone()
             except Exception as error:
                 self.tried.fault(error)

@@ -21,6 +21,7 @@ from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import BlockingDestination, ObservedDestination, StagedDestination
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as h1
+from trtllm_kvfix.native import PoolCopiesByTensor
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
@@ -33,99 +34,89 @@ if TYPE_CHECKING:
 
 ID = "staged-offsets-v1"
 
-# On the owner of a table: what it has shipped to, by the identity of the tensor. Goes with the owner.
-SHIPPED_TO = "_kvfix_shipped_to"
+TABLE = "host_kv_cache_block_offsets"
 
 
-def staged_copy(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
+def staged_copy(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets` of a manager that owns its table. What follows `dst_tensor` is upstream's business.
 
     Only this method fills the table, so the table is lent to the copy until the method is called again.
     """
-    tried = fuse.of(ID)
+    tried, reads_back = fuse.of(ID), stagers.read_back is not None
 
     def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        faults = tried.faults
-        destination = None
-        if not tried.blown:
-            try:
-                destination = _destination(
-                    self, dst_tensor, self.host_kv_cache_block_offsets, stagers, tried, lends=True
-                )
-            except Exception as error:
-                tried.fault(error)
+        destination = _begun(known, dst_tensor, getattr(self, TABLE, None), tried)
         if destination is None:
-            _take_back(self)
+            _take_back(stagers, self)
             return original(self, BlockingDestination(dst_tensor), *args, **kwargs)
-        result = original(self, destination, *args, **kwargs)
-        _finish_call(destination, tried, faults)
-        return result
+        try:
+            result = original(self, destination, *args, **kwargs)
+            if destination.has_taken or reads_back:
+                _finish_call(destination)
+            return result
+        finally:
+            destination.end()
 
     return copy_batch_block_offsets
 
 
-def staged_prepare(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
+def staged_prepare(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[..., Any]) -> Callable[..., Any]:
     """`prepare` of attention metadata that owns the table and the copy, as upstream had it before the manager did."""
-    tried = fuse.of(ID)
+    tried, reads_back = fuse.of(ID), stagers.read_back is not None
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        faults = tried.faults
-        tensor = getattr(self, "kv_cache_block_offsets", None)
-        table = getattr(self, "host_kv_cache_block_offsets", None)
+        tensor, table = getattr(self, "kv_cache_block_offsets", None), getattr(self, TABLE, None)
         if tensor is None or table is None:
             return original(self, *args, **kwargs)
-        destination: StagedDestination | BlockingDestination = BlockingDestination(tensor)
-        if not tried.blown:
-            try:
-                destination = _destination(self, tensor, table, stagers, tried, lends=False)
-            except Exception as error:
-                tried.fault(error)
-        self.kv_cache_block_offsets = destination
+        destination = _begun(known, tensor, table, tried)
+        in_its_place = BlockingDestination(tensor) if destination is None else destination
+        self.kv_cache_block_offsets = in_its_place
         try:
             result = original(self, *args, **kwargs)
+            if destination is not None and (destination.has_taken or reads_back):
+                _finish_call(destination)
+            return result
         finally:
             # A prepare that put another tensor there meant it.
-            if self.kv_cache_block_offsets is destination:
+            if self.kv_cache_block_offsets is in_its_place:
                 self.kv_cache_block_offsets = tensor
-        if isinstance(destination, StagedDestination):
-            _finish_call(destination, tried, faults)
-        return result
+            if destination is not None:
+                destination.end()
 
     return prepare
 
 
-def _destination(
-    owner: Any, tensor: Any, table: Any, stagers: Stagers, tried: fuse.Fuse, *, lends: bool
-) -> StagedDestination:
-    """The destination of this call. When this returns, the table may be filled."""
-    known: dict[int, StagedDestination] = vars(owner).setdefault(SHIPPED_TO, {})
-    found = known.get(id(tensor))
-    if found is None or found.tensor is not tensor or found.table is not table or found.stagers is not stagers:
-        found = known[id(tensor)] = StagedDestination(tensor, table, stagers, tried, lends=lends)
-    found.begin()
-    return found
+def _begun(known: PoolCopiesByTensor, tensor: Any, table: Any, tried: fuse.Fuse) -> StagedDestination | None:
+    """What takes the place of the tensor in this call. When this returns, the table may be filled."""
+    if tried.blown:
+        return None
+    try:
+        destination: StagedDestination = known(tensor, table)
+        destination.begin()
+    except Exception as error:
+        tried.fault(error)
+        return None
+    return destination
 
 
-def _finish_call(destination: StagedDestination, tried: fuse.Fuse, faults_before: int) -> None:
-    """Upstream's method has returned: ship what it left, and note whether the call succeeded."""
+def _finish_call(destination: StagedDestination) -> None:
+    """Upstream's method has returned: ship what it left, and perhaps look at what has been shipped."""
     if destination.has_taken:
         if not destination.failed:
             try:
                 destination.flush()
             except Exception as error:
-                tried.fault(error)
+                destination.tried.fault(error)
+                destination.fail()
         destination.copy_rest()
-    if tried.faults == faults_before:
-        tried.in_a_row = 0
     destination.read_back()
 
 
-def _take_back(owner: Any) -> None:
+def _take_back(stagers: Stagers, owner: Any) -> None:
     """The table is about to be filled without us, so no copy may still read what an earlier call has lent. A kernel on
     the stream of that call follows each such copy."""
     try:
-        for destination in vars(owner).get(SHIPPED_TO, {}).values():
-            destination.settle()
+        stagers.settle(getattr(owner, TABLE, None))
     except Exception:
         finish()
 
@@ -135,9 +126,15 @@ class StagedOffsetsV1:
 
     def __init__(self, *, mode: str = "auto", slots: int = 3, read_back_every: int = 0) -> None:
         read_back = ReadBack(ID, read_back_every) if read_back_every else None
-        stagers = Stagers(mode=mode, slots=slots, read_back=read_back)
-        self.copy_batch_block_offsets = partial(staged_copy, stagers)
-        self.prepare = partial(staged_prepare, stagers)
+        stagers, tried = Stagers(mode=mode, slots=slots, read_back=read_back), fuse.of(ID)
+
+        def known(*, lends: bool) -> PoolCopiesByTensor:
+            return PoolCopiesByTensor(
+                lambda tensor, table: StagedDestination(tensor, table, stagers, tried, lends=lends)
+            )
+
+        self.copy_batch_block_offsets = partial(staged_copy, stagers, known(lends=True))
+        self.prepare = partial(staged_prepare, stagers, known(lends=False))
 
 
 def observed_copy(read_back: ReadBack, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,7 +85,8 @@ class Tensor:
         return int(self._view.size)
 
     def stride(self) -> tuple[int, ...]:
-        return tuple(each // WORD_BYTES for each in self._view.strides)
+        strides = [each // WORD_BYTES for each in self._view.strides]
+        return tuple(strides)  # of a generator, Python makes a larger one first
 
     def element_size(self) -> int:
         return WORD_BYTES
