@@ -2,6 +2,7 @@
 // the same with and without hostrace. `programs` lists them.
 #include <aio.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <linux/filter.h>
 #include <linux/io_uring.h>
 #include <linux/seccomp.h>
@@ -1022,10 +1023,12 @@ PROGRAM(raw_calls_that_make_children) {
     say("read", raw_read(pair.ends[0], pinned.page, 4));
     return 0;
 }
-// The kernel reads a file into pinned memory when it likes.
-PROGRAM(ring_into_pinned_memory) {
+// The kernel reads a file into memory when it likes.
+int by_ring(bool into_pinned) {
     Cuda cuda;
-    char* page = cuda.pinned(kPage);
+    char* const page = cuda.pinned(kPage);
+    std::vector<char> other(kPage);
+    char* const into = into_pinned ? page : other.data();
     io_uring_params about{};
     const auto ring = static_cast<int>(raw(SYS_io_uring_setup, 2, address(&about)));
     if (ring < 0) {
@@ -1044,15 +1047,33 @@ PROGRAM(ring_into_pinned_memory) {
         *entry = {};
         entry->opcode = IORING_OP_READ;
         entry->fd = open("/proc/self/exe", O_RDONLY);
-        entry->addr = static_cast<unsigned long>(address(page));
+        entry->addr = static_cast<unsigned long>(address(into));
         entry->len = 4;
         reinterpret_cast<unsigned*>(sent + about.sq_off.array)[0] = 0;
         reinterpret_cast<std::atomic<unsigned>*>(sent + about.sq_off.tail)->store(1);
         say("enter", raw(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS));
         say("ring", reinterpret_cast<io_uring_cqe*>(done + about.cq_off.cqes)->res);
     }
-    std::printf("%.3s\n", page + 1);
+    std::printf("%.3s\n", into + 1);
     cuda.finish();
+    return 0;
+}
+PROGRAM(ring_into_pinned_memory) { return by_ring(true); }
+PROGRAM(ring_into_other_memory) { return by_ring(false); }
+PROGRAM(submitted_into_pinned_memory) {
+    Pinned pinned;
+    aio_context_t context = 0;
+    say("setup", syscall(SYS_io_setup, 4, &context));
+    iocb request{};
+    request.aio_fildes = static_cast<unsigned>(open("/proc/self/exe", O_RDONLY));
+    request.aio_lio_opcode = IOCB_CMD_PREAD;
+    request.aio_buf = static_cast<unsigned long>(address(pinned.page));
+    request.aio_nbytes = 4;
+    std::array<iocb*, 1> requests{&request};
+    io_event event{};
+    say("submit", syscall(SYS_io_submit, context, 1, requests.data()));
+    say("events", syscall(SYS_io_getevents, context, 1, 1, &event, nullptr));
+    say("result", event.res);
     return 0;
 }
 PROGRAM(aio_into_pinned_memory) {

@@ -17,6 +17,7 @@
 
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
+#include "hostrace/later.h"
 #include "hostrace/machine.h"
 #include "hostrace/settled.h"
 #include "hostrace/thread.h"
@@ -180,18 +181,6 @@ long made_for(const Call& call, ucontext_t& context) {
     return to_kernel_again(call);
 }
 
-void reads_at_any_time() {
-    stop_protecting(
-        "the program lets others read and write for it at any time (io_uring, aio): no page is protected, and only "
-        "changes of what copies read are seen");
-}
-
-void prepare_for(long number) {
-    if (number == SYS_io_uring_setup || number == SYS_io_setup) {
-        reads_at_any_time();
-    }
-}
-
 // Other signals are not blocked meanwhile: a call may wait for long, and one of their handlers may make another call.
 void on_raw_call(int signal, siginfo_t* info, void* raw) {
     if (info->si_code != kByDispatch) {
@@ -207,8 +196,9 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
         self().tells_raw_calls = false;
         machine::make_call_again(context, info->si_syscall);
     } else {
-        prepare_for(call.number);
+        before_call(call.number, call.arguments);
         const long result = made_for(call, context);
+        after_call(call.number, call.arguments, result);
         machine::answer_call(context, result == -1 ? -errno : result);
     }
     errno = errno_before;
@@ -286,21 +276,9 @@ using namespace hostrace;
 
 HOSTRACE_EXPORT long given_syscall(long number, long a, long b, long c, long d, long e, long f) __asm__("syscall");
 long given_syscall(long number, long a, long b, long c, long d, long e, long f) {
-    prepare_for(number);
-    return to_kernel_again({number, {a, b, c, d, e, f}});
+    const Call call{number, {a, b, c, d, e, f}};
+    before_call(number, call.arguments);
+    const long result = to_kernel_again(call);
+    after_call(number, call.arguments, result);
+    return result;
 }
-
-// The C library makes these in threads of its own.
-#define HOSTRACE_AIO(name)                                                           \
-    HOSTRACE_EXPORT int later_##name(long a, long b, long c, long d) __asm__(#name); \
-    int later_##name(long a, long b, long c, long d) {                               \
-        static constinit Next<int(long, long, long, long)> next(#name);              \
-        reads_at_any_time();                                                         \
-        return next(a, b, c, d);                                                     \
-    }
-HOSTRACE_AIO(aio_read)
-HOSTRACE_AIO(aio_read64)
-HOSTRACE_AIO(aio_write)
-HOSTRACE_AIO(aio_write64)
-HOSTRACE_AIO(lio_listio)
-HOSTRACE_AIO(lio_listio64)

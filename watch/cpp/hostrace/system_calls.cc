@@ -2,6 +2,7 @@
 // the library is preloaded, because a call into a protected page would fail with EFAULT. Those that take the program's
 // data are touches, settled first. Whatever else fails with EFAULT is called again with every page open: the program sees
 // the error only where it would without us.
+#include <aio.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -15,6 +16,7 @@
 #include <cstring>
 
 #include "hostrace/interpose.h"
+#include "hostrace/later.h"
 #include "hostrace/masked.h"
 #include "hostrace/settled.h"
 
@@ -111,6 +113,32 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
 #define NULL_AGAIN(name) HOSTRACE_AGAIN(name, by_null)
 #define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
 #include "hostrace/again.def"
+
+// The C library makes these in threads of its own. Requests have one form whatever the width of files' offsets.
+#define HOSTRACE_LATER(name)                                                       \
+    HOSTRACE_EXPORT int later_##name(aiocb* asked) __asm__(#name);                 \
+    int later_##name(aiocb* asked) {                                               \
+        static constinit Next<int(aiocb*)> next(#name);                            \
+        touched_later(const_cast<const void*>(asked->aio_buf), asked->aio_nbytes); \
+        return next(asked);                                                        \
+    }
+HOSTRACE_LATER(aio_read)
+HOSTRACE_LATER(aio_read64)
+HOSTRACE_LATER(aio_write)
+HOSTRACE_LATER(aio_write64)
+#define HOSTRACE_LIST_LATER(name)                                                                               \
+    HOSTRACE_EXPORT int later_##name(int mode, aiocb* const* asked, int count, sigevent* event) __asm__(#name); \
+    int later_##name(int mode, aiocb* const* asked, int count, sigevent* event) {                               \
+        static constinit Next<int(int, aiocb* const*, int, sigevent*)> next(#name);                             \
+        for (int at = 0; at < count; ++at) {                                                                    \
+            if (asked[at] != nullptr) {                                                                         \
+                touched_later(const_cast<const void*>(asked[at]->aio_buf), asked[at]->aio_nbytes);              \
+            }                                                                                                   \
+        }                                                                                                       \
+        return next(mode, asked, count, event);                                                                 \
+    }
+HOSTRACE_LIST_LATER(lio_listio)
+HOSTRACE_LIST_LATER(lio_listio64)
 
 // The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
 HOSTRACE_EXPORT int masked_sigsuspend(const sigset_t* mask) __asm__("sigsuspend");

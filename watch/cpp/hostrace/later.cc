@@ -1,0 +1,161 @@
+#include "hostrace/later.h"
+
+#include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <linux/io_uring.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <algorithm>
+#include <atomic>
+
+#include "hostrace/owned_lock.h"
+#include "hostrace/use.h"
+#include "hostrace/watcher.h"
+
+namespace hostrace {
+namespace {
+
+constexpr std::uint32_t kWithoutCalls = 1U
+                                        << 1U;  // of a ring: IORING_SETUP_SQPOLL, a thread of the kernel looks into it
+constexpr std::uint32_t kWithoutMap = 1U << 14U;  // IORING_SETUP_NO_MMAP, it lies in memory of the program
+
+void stop() {
+    stop_protecting(
+        "the program lets others read and write pinned memory at any time (io_uring, aio): no page is protected, and "
+        "only changes of what copies read are seen");
+}
+
+// What the program has put into its rings. Each place is looked at, whether it was handed over already or not.
+class Rings {
+  public:
+    void made(int ring) { known(ring).store(false, std::memory_order_relaxed); }
+
+    bool name_pinned_memory(int ring, const Ranges& ranges) {
+        if (!lock_.lock_unless_mine()) {
+            return true;
+        }
+        if (!known(ring).exchange(true, std::memory_order_relaxed)) {
+            find();
+        }
+        bool any = places_end_ > places_.size();
+        const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+        for (std::size_t at = 0; at < std::min(places_end_, places_.size()) && !any; ++at) {
+            any = memory < 0 || named_in(memory, places_[at], ranges);
+        }
+        close(memory);
+        lock_.unlock();
+        return any;
+    }
+
+  private:
+    static bool named_in(int memory, Span place, const Ranges& ranges) {
+        std::array<io_uring_sqe, 16> asked{};
+        for (std::uintptr_t at = place.begin; at < place.end; at += sizeof asked) {
+            const std::size_t bytes = std::min(sizeof asked, place.end - at);
+            if (pread(memory, asked.data(), bytes, static_cast<off_t>(at)) != static_cast<ssize_t>(bytes)) {
+                return false;  // the ring is gone
+            }
+            for (std::size_t one = 0; one < bytes / sizeof asked[0]; ++one) {
+                if (names(asked[one], ranges)) {
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
+    static bool names(const io_uring_sqe& asked, const Ranges& ranges) {
+        switch (asked.opcode) {
+            case IORING_OP_NOP:
+                return false;
+            case IORING_OP_READV:
+            case IORING_OP_WRITEV:
+            case IORING_OP_SENDMSG:
+            case IORING_OP_RECVMSG:
+                return true;  // they name a list, which may be gone
+            default:
+                return ranges.near(asked.addr, std::max<std::size_t>(asked.len, 1));
+        }
+    }
+
+    void find() {
+        places_end_ = 0;
+        FILE* maps = std::fopen("/proc/self/maps", "re");
+        std::array<char, 512> line{};
+        while (maps != nullptr && std::fgets(line.data(), line.size(), maps) != nullptr) {
+            // begin-end rights offset ...
+            char* rest = nullptr;
+            const std::uintptr_t begin = std::strtoull(line.data(), &rest, 16);
+            const std::uintptr_t end = std::strtoull(rest + 1, &rest, 16);
+            const std::uint64_t offset = std::strtoull(rest + std::strlen(" rw-s "), nullptr, 16);
+            if (std::strstr(line.data(), "[io_uring]") != nullptr && offset == IORING_OFF_SQES) {
+                if (places_end_ < places_.size()) {
+                    places_[places_end_] = {begin, end};
+                }
+                ++places_end_;
+            }
+        }
+        if (maps != nullptr) {
+            std::fclose(maps);
+        }
+    }
+
+    std::atomic<bool>& known(int ring) { return known_[static_cast<std::size_t>(ring) % known_.size()]; }
+
+    OwnedLock lock_;
+    std::array<std::atomic<bool>, 1024> known_{};  // by the ring's file
+    std::array<Span, 64> places_{};
+    std::size_t places_end_ = 0;
+};
+
+constinit Rings rings;
+
+bool names_list(const iocb& asked) {
+    return asked.aio_lio_opcode == IOCB_CMD_PREADV || asked.aio_lio_opcode == IOCB_CMD_PWRITEV;
+}
+
+}  // namespace
+
+void touched_later(const void* memory, std::size_t bytes) {
+    const Watcher* watch = watcher();
+    if (watch != nullptr && bytes != 0 && watch->ranges.near(reinterpret_cast<std::uintptr_t>(memory), bytes)) {
+        stop();
+    }
+}
+
+void before_call(long number, const std::array<long, 6>& arguments) {
+    const Watcher* watch = watcher();
+    if (watch == nullptr || why_nothing_is_protected() != nullptr) {
+        return;
+    }
+    if (number == SYS_io_submit) {
+        auto* const* asked = reinterpret_cast<iocb**>(arguments[2]);
+        for (long at = 0; at < arguments[1]; ++at) {
+            if (names_list(*asked[at])) {
+                stop();
+            }
+            touched_later(reinterpret_cast<const void*>(asked[at]->aio_buf), asked[at]->aio_nbytes);
+        }
+    }
+    if (number == SYS_io_uring_enter && arguments[1] != 0 &&
+        rings.name_pinned_memory(static_cast<int>(arguments[0]), watch->ranges)) {
+        stop();
+    }
+}
+
+void after_call(long number, const std::array<long, 6>& arguments, long result) {
+    if (number != SYS_io_uring_setup || result < 0) {
+        return;
+    }
+    rings.made(static_cast<int>(result));
+    if ((reinterpret_cast<const io_uring_params*>(arguments[1])->flags & (kWithoutCalls | kWithoutMap)) != 0) {
+        stop();
+    }
+}
+
+}  // namespace hostrace
