@@ -114,7 +114,8 @@ class InputFence:
 
     def _due(self, engine: Any) -> list[MovableMark]:
         pending = self._inputs.pending
-        return [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
+        # Unlike `list(pending)`, this takes one of the lists that Python keeps, and so adds none to them.
+        return [pending.pop(key) for key in [*pending] if engine is None or key[0] == id(engine)]
 
 
 class ObservedFence(InputFence):
