@@ -1107,6 +1107,11 @@ class Device:
     def empty(self, shape: Sequence[int], dtype: str) -> DeviceArray:
         """Device memory, freed with the object."""
 
+    def outside_captures(self, work: Callable[[], Any]) -> Any:
+        """
+        Returns what `work` returns. Its calls into the driver, to pin memory, say, are allowed while another thread captures a graph, and leave that graph alone.
+        """
+
     def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]:
         """Returns the contents as a new numpy array. Waits for the stream."""
 

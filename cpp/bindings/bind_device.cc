@@ -193,6 +193,16 @@ void bind_memory(DeviceClass& c) {
                 return DeviceArray{std::move(memory), std::move(shape), std::move(dtype)};
             },
             "shape"_a, "dtype"_a, "Device memory, freed with the object.")
+        .def(
+            "outside_captures",
+            [](Device& d, const nb::callable& work) {
+                nb::object result;
+                d.outside_captures([&] { result = work(); });
+                return result;
+            },
+            "work"_a, nb::sig("def outside_captures(self, work: collections.abc.Callable[[], Any]) -> Any"),
+            "Returns what `work` returns. Its calls into the driver, to pin memory, say, are allowed while another "
+            "thread captures a graph, and leave that graph alone.")
         .def("download", &download, "array"_a, "stream"_a,
              nb::sig("def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]"),
              "Returns the contents as a new numpy array. Waits for the stream.")

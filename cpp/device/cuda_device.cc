@@ -1,5 +1,6 @@
 // A GPU behind the interface of device.h. This file only translates; the cuda_* files each do one part of the work.
 #include <bit>
+#include <functional>
 
 #include "device/cuda_copies.h"
 #include "device/cuda_gates.h"
@@ -103,6 +104,11 @@ class CudaDevice final : public Device {
     void release(std::uintptr_t address) override {
         const auto current = context_.use();
         driver_.free(address);
+    }
+
+    void outside_captures(const std::function<void()>& work) override {
+        const auto current = context_.use();
+        work();
     }
 
     void copy(const CopySpan& span, StreamHandle stream) override { copies_.one(span, of(stream)); }

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -99,6 +100,10 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual std::uintptr_t device_address(void* pinned) = 0;
     virtual std::uintptr_t allocate(std::size_t bytes) = 0;
     virtual void release(std::uintptr_t address) = 0;
+
+    // Runs work whose calls into the driver are not ours, such as torch's when it pins memory. As for every call of
+    // ours, the thread stays out of other threads' captures meanwhile.
+    virtual void outside_captures(const std::function<void()>& work) { work(); }
 
     // Copies in any direction between pinned and device memory.
     virtual void copy(const CopySpan& span, StreamHandle stream) = 0;

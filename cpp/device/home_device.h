@@ -35,6 +35,7 @@ class HomeDevice final : public Device {
     void register_host(void* memory, std::size_t bytes) override { here().register_host(memory, bytes); }
     std::uintptr_t device_address(void* pinned) override { return here().device_address(pinned); }
     std::uintptr_t allocate(std::size_t bytes) override { return here().allocate(bytes); }
+    void outside_captures(const std::function<void()>& work) override { here().outside_captures(work); }
     void copy(const CopySpan& span, StreamHandle stream) override { here().copy(span, stream); }
     void copy_rows(const RowCopy& rows, StreamHandle stream) override { here().copy_rows(rows, stream); }
     void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) override {

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from trtllm_kvfix import native  # noqa: E402  not there where the module is skipped
+from trtllm_kvfix.fixes.staged_offsets_v2.fix import fresh_pinned  # noqa: E402
 from trtllm_kvfix.native import OffsetStager  # noqa: E402
 from trtllm_kvfix.staging import MovableMark  # noqa: E402
 
@@ -71,6 +73,17 @@ def test_a_plain_query_spoils_the_capture() -> None:
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert ran.stdout.split()[-1:] == ["False"], ran.stderr
+
+
+def test_fresh_pinned_memory_is_taken_while_another_thread_captures() -> None:
+    table = torch.zeros((2, 16, 2, 64), dtype=torch.int32, pin_memory=True)
+    fresh: list[Any] = []  # all kept, so that torch has to pin more
+
+    def take() -> None:
+        fresh.extend(fresh_pinned(table, (items,)) for items in (1 << 10, 1 << 18, 1 << 22))
+
+    assert is_captured_well(take)
+    assert len(fresh) == 3 and all(each.is_pinned() for each in fresh)
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "early_copy"])

@@ -143,7 +143,8 @@ def shipped_per_layer() -> None:
     manager = SimpleNamespace(host_kv_cache_block_offsets=bench.table)
     index = bench.pinned((2,))
     try:
-        StagedOffsetsV2().per_layer(raising)(manager, None, [1, 2], index, 0, 2)
+        with on_stream(bench.device, bench.stream):  # where memory is to come from
+            StagedOffsetsV2().per_layer(raising)(manager, None, [1, 2], index, 0, 2)
     finally:
         assert manager.host_kv_cache_block_offsets is bench.table
 

@@ -202,7 +202,7 @@ UNSCALED = (f"{ROOM}.fix.memory_of", "native.OffsetStager.ship")
 WIDE = (
     *(f"{ROOM}.fix.{name}" for name in ("private_lot", "keep_until_read")),
     f"{ROOM}.fix.current_place",
-    *(f"native.Device.{name}" for name in ("create_event", "record", "done")),
+    *(f"native.Device.{name}" for name in ("outside_captures", "create_event", "record", "done")),
 )
 
 PLACES = (

@@ -1,4 +1,5 @@
-"""What shipping leaves behind at each call, once a server runs: nothing that wakes Python's garbage collector.
+"""What shipping and the fence leave behind at each call, once a server runs: nothing that wakes Python's garbage
+collector.
 
 What is allocated natively is counted in cpp/tests/staging/test_shipping_costs.cc.
 """
@@ -16,8 +17,12 @@ from tests.fixes.applied import applied, standing_in
 from tests.fixes.test_staged_offsets_v1 import Scene, by_pool
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
+from trtllm_kvfix import native
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
+from trtllm_kvfix.staging import on_stream
 
-CALLS = 300
+CALLS = 300  # of a round
+ROUNDS_MAX = 12
 OURS = tracemalloc.Filter(True, f"{trtllm_kvfix.__path__[0]}/*")
 
 
@@ -27,25 +32,60 @@ class Left(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        return self.held == 0 and self.containers < CALLS / 4  # the stand-in's own
+        """Below 0 where it has used up what an earlier call left for the next ones."""
+        return self.containers <= 0 and self.held <= 0
 
 
-def left_behind(call: Callable[[], object]) -> Left:
+def left_behind(call: Callable[[], object], rounds: int = ROUNDS_MAX) -> Left:
+    """What a round of calls leaves behind, by then: the first that leaves nothing is the last.
+
+    Python keeps lists, tuples and frames that are freed for the next ones, up to 2,000 of a kind. Each call may add to
+    these until they are full, which looks as if it left something behind.
+    """
     gc.collect()
     gc.disable()
-    for _ in range(10):  # behind the collection, which gives back what Python keeps for its next lists and tuples
-        call()
     tracemalloc.start()
     try:
-        containers = gc.get_count()[0]
-        for _ in range(CALLS):
+        for _ in range(10):
             call()
-        containers = gc.get_count()[0] - containers
-        held = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([OURS]).traces)
+        left = _left_by_a_round(call)
+        for _ in range(rounds - 1):
+            if left.nothing:
+                break
+            left = _left_by_a_round(call)
     finally:
         tracemalloc.stop()
         gc.enable()
-    return Left(containers, held)
+    return left
+
+
+def _left_by_a_round(call: Callable[[], object]) -> Left:
+    held = _held()
+    containers = gc.get_count()[0]
+    for _ in range(CALLS):
+        call()
+    return Left(gc.get_count()[0] - containers, _held() - held)
+
+
+def _held() -> int:
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([OURS]).traces)
+
+
+def test_what_each_call_leaves_is_found() -> None:
+    kept: list[object] = []
+    assert left_behind(lambda: kept.append({len(kept)}), rounds=2).containers == CALLS
+
+
+def test_what_our_python_keeps_at_each_call_is_found() -> None:
+    device = native.open_device("cpu")
+    fence, engines = InputFence(), []
+
+    def call() -> None:
+        engines.append(object())  # another one each time, for which the fence keeps a mark
+        fence.record(engines[-1])
+
+    with on_stream(device, device.create_stream()):
+        assert left_behind(call, rounds=2).held > CALLS * 100
 
 
 def test_v1_leaves_nothing_behind() -> None:
@@ -61,8 +101,6 @@ def test_v1_leaves_nothing_behind() -> None:
             scene.stream.synchronize()
 
         assert left_behind(call).nothing
-        kept: list[object] = []
-        assert not left_behind(lambda: kept.append([])).nothing
 
 
 def test_upstreams_v1_method_leaves_nothing_behind() -> None:
@@ -93,3 +131,18 @@ def test_v2_leaves_nothing_behind(variant: str) -> None:
 
         assert left_behind(call).nothing
         bench.server.close()
+
+
+def test_the_fence_leaves_nothing_behind_from_the_first_round_on() -> None:
+    """Nor does it take a list that Python then keeps."""
+    device = native.open_device("cpu")
+    stream = device.create_stream()
+    fence, engine = InputFence(), object()
+    prepare, schedule = fence.recording(lambda _engine: None), fence.waiting(lambda _executor: None)
+
+    def call() -> None:
+        prepare(engine)
+        schedule(None)
+
+    with on_stream(device, stream):
+        assert left_behind(call, rounds=1).nothing

@@ -24,7 +24,7 @@ class MovableMark:
 
     def wait(self) -> float:
         """Wait, and return the seconds; 0 if the device had passed the mark already."""
-        if self.done():
+        if self._device.done(self._event):
             return 0.0
         begin = time.perf_counter()
         self._device.wait(self._event)

@@ -14,7 +14,8 @@ inline bool is_for_everybody(const std::string& name) {
 // The calls that a default capture forbids to other threads, unless these have left it.
 inline bool may_disturb_captures(const std::string& name) {
     return name == "cuEventQuery" || name == "cuEventSynchronize" || name == "cuStreamSynchronize" ||
-           name == "cuMemAlloc" || name == "cuMemFree" || name == "cuMemHostRegister" || name == "cuMemHostUnregister";
+           name == "cuMemAlloc" || name == "cuMemFree" || name == "cuMemHostAlloc" || name == "cuMemHostRegister" ||
+           name == "cuMemHostUnregister";
 }
 
 }  // namespace kvfix::fake

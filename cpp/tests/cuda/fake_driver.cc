@@ -308,6 +308,10 @@ void reset() {
     own_capture_mode() = 0;
 }
 
+cuda::Result allocate_pinned(void** memory, std::size_t bytes) {
+    return answered("cuMemHostAlloc", [&] { *memory = std::malloc(bytes); });
+}
+
 int& own_capture_mode() {
     thread_local int mode = 0;  // global
     return mode;

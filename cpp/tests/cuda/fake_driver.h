@@ -62,6 +62,8 @@ struct State {
 KVFIX_FAKE_API State& state();
 KVFIX_FAKE_API void reset();
 KVFIX_FAKE_API cuda::Context primary_context();
+// Pinned memory as torch takes it. We do not, so the entry point is not among those that are looked up.
+KVFIX_FAKE_API cuda::Result allocate_pinned(void** memory, std::size_t bytes);
 // The calling thread's part in the captures of others, and its context.
 KVFIX_FAKE_API int& own_capture_mode();
 KVFIX_FAKE_API cuda::Context& current_context();

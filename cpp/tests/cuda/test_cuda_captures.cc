@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
 
 #include "cuda_test.h"
 #include "lanes/host_pool.h"
@@ -72,6 +76,47 @@ TEST_F(CudaCaptures, MemoryTakesNoPart) {
     device_->release(device_->allocate(4096));
     device_->register_host(src_.data(), sizeof src_);
     device_->unregister_host(src_.data());
+}
+
+// Returns the driver's answer.
+Result allocate_as_torch_does() {
+    void* memory = nullptr;
+    const Result result = fake::allocate_pinned(&memory, 64);
+    std::free(memory);
+    return result;
+}
+
+TEST_F(CudaCaptures, AnAllocationOfTorchsSpoilsThem) {
+    EXPECT_EQ(allocate_as_torch_does(), kErrorCaptureUnsupported);
+    EXPECT_TRUE(state().capture_spoilt);
+    EXPECT_EQ(state().in_captures, std::vector<std::string>{"cuMemHostAlloc"});
+    state().capture_spoilt = false;
+    state().in_captures.clear();
+}
+
+TEST_F(CudaCaptures, AnAllocationOfTorchsOutsideOfThemTakesNoPart) {
+    Result result = kErrorInvalidValue;
+    device_->outside_captures([&] { result = allocate_as_torch_does(); });
+    EXPECT_EQ(result, kSuccess);
+    EXPECT_EQ(fake::own_capture_mode(), 0);
+}
+
+TEST_F(CudaCaptures, WorkThatFailsOutsideOfThemPutsTheModeAndTheContextBack) {
+    constexpr int kThreadLocal = 1;
+    const Context others = reinterpret_cast<Context>(0xD0);
+    fake::own_capture_mode() = kThreadLocal;
+    fake::current_context() = others;
+    int within = -1;
+    const auto fail = [&] {
+        within = fake::own_capture_mode();
+        throw std::bad_alloc();
+    };
+    EXPECT_THROW(device_->outside_captures(fail), std::bad_alloc);
+    EXPECT_EQ(within, kCaptureRelaxed);
+    EXPECT_EQ(fake::own_capture_mode(), kThreadLocal);
+    EXPECT_EQ(fake::current_context(), others);
+    fake::own_capture_mode() = 0;
+    fake::current_context() = nullptr;
 }
 
 TEST_F(CudaCaptures, WorkTakesNoPart) {

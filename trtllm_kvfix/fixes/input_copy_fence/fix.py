@@ -24,7 +24,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
-from trtllm_kvfix.staging import MovableMark, current_place
+from trtllm_kvfix.staging import MovableMark, StreamPlace, current_place
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ID = "input-copy-fence"
 
 
-Key = tuple[int, int, str]  # engine, stream, device
+Key = tuple[int, StreamPlace]  # engine, and where it enqueues
 
 
 class _OfThread(threading.local):
@@ -56,11 +56,11 @@ class InputFence:
 
     def record(self, engine: Any) -> None:
         place = current_place()
-        key = (id(engine), place.stream, place.device.name)
+        key = (id(engine), place)
         inputs = self._inputs
         mark = inputs.marks.get(key)
         if mark is None:
-            mark = inputs.marks[key] = MovableMark(place.device, place.stream)
+            mark = inputs.marks[key] = MovableMark(*place)
         mark.record()
         inputs.pending[key] = mark
 
@@ -68,15 +68,15 @@ class InputFence:
         """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
         if not self._inputs.pending:
             return
-        due: list[MovableMark] = []
+        due: list[MovableMark] | None = None
         try:
-            due += self._due(engine)
+            due = self._due(engine)
             if not due:
                 return
             wait_for(due, counters.fence_waits, counters.fence_wait_seconds)
         except Exception as error:
             self._tried.fault(error)
-            streams: set[int | None] = {mark.stream for mark in due}
+            streams: set[int | None] = {mark.stream for mark in due or ()}
             for stream in streams or {None}:
                 finish(stream)
         else:
@@ -114,7 +114,12 @@ class InputFence:
 
     def _due(self, engine: Any) -> list[MovableMark]:
         pending = self._inputs.pending
-        return [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
+        # Unlike `list(...)`, this takes one of the lists that Python keeps, and so adds none to them.
+        if engine is None:
+            due = [*pending.values()]
+            pending.clear()
+            return due
+        return [pending.pop(key) for key in [*pending] if key[0] == id(engine)]
 
 
 class ObservedFence(InputFence):

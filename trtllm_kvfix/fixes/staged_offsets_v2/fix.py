@@ -53,7 +53,7 @@ class Lot(NamedTuple):
 
 def private_lot(table: Any, copy_index: Any) -> Lot:
     pools, _, planes, blocks = table.shape
-    rows = table.new_empty((pools, copy_index.shape[0], planes, blocks), pin_memory=table.is_pinned())
+    rows = fresh_pinned(table, (pools, copy_index.shape[0], planes, blocks))
     copy_pages(table, copy_index, rows)
     return Lot(rows, counting_from_0(copy_index))
 
@@ -72,8 +72,12 @@ def keep_until_read(lot: Lot, stream: int) -> None:
     in_use.keep(mark, lot)
 
 
-def fresh_pinned(tensor: Any) -> Any:
-    return tensor.new_empty(tuple(tensor.shape), pin_memory=tensor.is_pinned())
+def fresh_pinned(tensor: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """Memory of the tensor's kind and, unless told otherwise, its shape. torch may have to pin it, which would end
+    another thread's capture of a graph."""
+    shape = tuple(tensor.shape) if shape is None else shape
+    device = current_place().device
+    return device.outside_captures(lambda: tensor.new_empty(shape, pin_memory=tensor.is_pinned()))
 
 
 ID = "staged-offsets-v2"
