@@ -8,6 +8,7 @@ depend on the requests. Caches and requests are doubles in Python; slots are so 
 """
 
 import argparse
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -116,14 +117,15 @@ def beside_v2(device_name: str, requests: int, steps: int) -> list[Row]:
     stream = device.create_stream()
     server = BesideV2(device, stream, requests, steps + V2_WARM_UP)
     (canary,) = [group.canary for group in server.watched.groups]
-    times: dict[str, list[float]] = {"loop_us": [], "looks_us": []}
+    calls: list[tuple[str, Callable[[], None]]] = [
+        ("loop_us", lambda: server.watched.begin_iteration(server.batch)),
+        ("looks_us", lambda: canary.step((), ())),
+    ]
+    times: dict[str, list[float]] = {name: [] for name, _ in calls}
     with quiet_garbage_collector(), on_stream(device, stream):
         for number in range(V2_WARM_UP + steps):
             server.step()
-            for name, call in (
-                ("loop_us", lambda: server.watched.begin_iteration(server.batch)),
-                ("looks_us", lambda: canary.step((), ())),
-            ):
+            for name, call in calls:
                 begin = perf_counter()
                 call()
                 if number >= V2_WARM_UP:
