@@ -13,7 +13,6 @@ writes an answer *rests* from when it has begun a block until its capacity reach
 and no block of it can be given back.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -76,7 +75,7 @@ class WatchedGroup:
     def __init__(self, number: int, canary: Canary, *, slides: bool, knows_all: bool) -> None:
         self.canary, self.slides = canary, slides
         self._number, self._knows_all = number, knows_all
-        self._held: Counter[int] = Counter()  # slots, by how many active requests have them
+        self._held: dict[int, int] = {}  # slots, by how many active requests have them
 
     def begins(self, request_id: int, cache: Any, blocks: int, reused: int) -> None:
         slots = self._read(cache, 0, blocks)
@@ -87,23 +86,24 @@ class WatchedGroup:
         """Its blocks from the `first` on may be others. Returns their slots, as they are now, and from which on."""
         first = 0 if self.slides else min(first, blocks)  # a window may have passed any
         known, slots = self.canary.books.slots_of(request_id)[first:], self._read(cache, first, blocks)
-        for place, (old, new) in enumerate(zip(known, slots, strict=False), first):
-            if old != new:
-                self.canary.replaced(request_id, place, NOWHERE)
-                self._let_go([old])
-        self.canary.shrunk(request_id, blocks)
-        self._let_go(known[len(slots) :])
+        for place in _differing(known, slots):
+            self.canary.replaced(request_id, first + place, NOWHERE)
+            self._let_go([known[place]])
+        if len(known) > len(slots):
+            self.canary.shrunk(request_id, blocks)
+            self._let_go(known[len(slots) :])
         return first, slots
 
     def takes(self, request_id: int, first: int, slots: list[int]) -> None:
         """All requests have let go of what is no longer theirs."""
         known = self.canary.books.slots_of(request_id)[first:]
-        for place, (old, new) in enumerate(zip(known, slots, strict=False), first):
-            if old != new:
-                self._hold([new])
-                self.canary.replaced(request_id, place, new)
-        self._hold(slots[len(known) :])
-        self.canary.grown(request_id, slots[len(known) :])
+        for place in _differing(known, slots):
+            self._hold([slots[place]])
+            self.canary.replaced(request_id, first + place, slots[place])
+        further = slots[len(known) :]
+        if further:
+            self._hold(further)
+            self.canary.grown(request_id, further)
 
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
@@ -126,7 +126,10 @@ class WatchedGroup:
         return found
 
     def _hold(self, slots: Iterable[int]) -> None:
-        self._held.update(slot for slot in slots if slot != NOWHERE)
+        held = self._held
+        for slot in slots:
+            if slot != NOWHERE:
+                held[slot] = held.get(slot, 0) + 1
 
     def _let_go(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -136,6 +139,11 @@ class WatchedGroup:
                     del self._held[slot]
                     if not self._knows_all:
                         self.canary.forget([slot])
+
+
+def _differing(known: Sequence[int], slots: Sequence[int]) -> list[int]:
+    """Places, as far as both go."""
+    return [place for place, (old, new) in enumerate(zip(known, slots, strict=False)) if old != new]
 
 
 class WatchedV2:
@@ -267,17 +275,17 @@ class WatchedV2:
 
     def _tell_writes(self) -> None:
         """Where a further block is full by now."""
-        size, caches = self._size, self._manager.kv_cache_map
+        size, caches, writes = self._size, self._manager.kv_cache_map, list[Write]()
         for request_id, one in self._asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
             one.filled = filled_of(one.request)
             filled = one.filled // size * size
             if filled > one.told:
-                write = Write(request_id, None, one.told, filled, filled)
+                writes.append(Write(request_id, None, one.told, filled, filled))
                 one.told = filled
-                for group in self.groups:
-                    group.canary.wrote([write])
+        for group in self.groups if writes else ():
+            group.canary.wrote(writes)
 
     def _leaves(self, request_id: int, one: _Followed) -> None:
         """A block that was committed since its slots were read may be another's by now."""
