@@ -4,7 +4,7 @@ gbps is what the kernel digests, and beside it what a copy within the device rea
 Blocks do not change. Run it on a GPU (--device cuda); on the simulated device all but the loop's time means nothing.
 
 Beside a V2 manager, every request generates a token in each step, with a host tier. looks_us is the part that does not
-depend on the requests. Caches and requests are doubles in Python; slots are so small that looks cost the host alone.
+depend on the requests, and end_us what each takes at its end, all in one step. Caches and requests are doubles in Python; slots are so small that looks cost the host alone.
 """
 
 import argparse
@@ -104,12 +104,20 @@ class BesideV2:
             kv_cache_manager_py_config=SimpleNamespace(layers=layers), _stream=SimpleNamespace(cuda_stream=stream),
             impl=SimpleNamespace(layer_grouping=[list(range(V2_LAYERS))], pool_group_descs=[group]),
         )  # fmt: skip
+        self._caches = manager.kv_cache_map
         self.watched: WatchedV2 = watch(manager, Settings(canary="observe"), device, knows_all=False)
 
     def step(self) -> None:
         for each in self.requests:
             each.schedule()
         self.batch = SimpleNamespace(context_requests=[], generation_requests=list(self.requests))
+
+    def end(self, request: Generating) -> float:
+        begin = perf_counter()
+        self.watched.ends(request.py_request_id)
+        took = perf_counter() - begin
+        del self._caches[request.py_request_id]
+        return took * 1e6
 
 
 def beside_v2(device_name: str, requests: int, steps: int) -> list[Row]:
@@ -131,6 +139,7 @@ def beside_v2(device_name: str, requests: int, steps: int) -> list[Row]:
                 if number >= V2_WARM_UP:
                     times[name].append((perf_counter() - begin) * 1e6)
                 device.synchronize(stream)
+        times["end_us"] = [server.end(each) for each in server.requests]
     found = canary.report()
     if found.counts or found.state != "observes" or found.blocks_taken < requests:
         raise RuntimeError(f"blocks have not changed, but the canary {found.state}: {found.counts}")

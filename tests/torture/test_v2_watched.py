@@ -122,9 +122,19 @@ def _hears_slots_first(self: watched_v2.WatchedV2) -> None:
     self._tell_writes()
 
 
+def _rests_while_it_is_written(self: watched_v2.WatchedV2) -> None:
+    for request_id, one in list(self._asked.items()):
+        if one.request is not None and not one.is_away:
+            del self._asked[request_id]
+            self._resting.add(request_id, one.cache, one.blocks * self._size)
+
+
 # What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
 LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
     "a request that rests is suspended": (True, watched_v2._Resting, "inactive", lambda *_: []),
+    "its prompt is committed when it rests": (
+        False, watched_v2.WatchedV2, "_lay_to_rest", _rests_while_it_is_written,
+    ),
     "one that rests is asked again": (False, watched_v2._Resting, "due", lambda *_: []),
     "what nobody active has is forgotten": (True, watched_v2.WatchedGroup, "_let_go", _nothing),
     "a resume in between": (True, watched_v2.WatchedV2, "resumed", _nothing),
