@@ -4,7 +4,8 @@ gbps is what the kernel digests, and beside it what a copy within the device rea
 Blocks do not change. Run it on a GPU (--device cuda); on the simulated device all but the loop's time means nothing.
 
 Beside a V2 manager, every request generates a token in each step, with a host tier. looks_us is the part that does not
-depend on the requests, and end_us what each takes at its end, all in one step. Caches and requests are doubles in Python; slots are so small that looks cost the host alone.
+depend on the requests, and end_us what each takes at its end, all in one step. Caches and requests are doubles in
+Python; slots are so small that looks cost the host alone.
 """
 
 import argparse
