@@ -2,12 +2,19 @@
 
 gbps is what the kernel digests, and beside it what a copy within the device reads and writes: the memory's speed.
 Blocks do not change. Run it on a GPU (--device cuda); on the simulated device all but the loop's time means nothing.
+
+Beside a V2 manager, every request generates a token in each step, with a host tier. looks_us is the part that does not
+depend on the requests, and end_us what each takes at its end, all in one step. Caches and requests are doubles in
+Python; slots are so small that looks cost the host alone.
 """
 
 import argparse
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
@@ -15,10 +22,15 @@ from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
 from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.canary.fills import Write
 from trtllm_kvfix.canary.ring import Pool
-from trtllm_kvfix.native import open_device
+from trtllm_kvfix.managers.watched_v2 import WatchedV2, watch
+from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.staging import on_stream
 
 TOKENS_PER_BLOCK, LAYERS = 32, 64
 MIB = 1 << 20
+V2_LAYERS, SLOT_BYTES = 32, 32 << 9
+V2_WARM_UP = 100  # until looks go round
 LAUNCHES = 4  # one behind the other, so that a launch costs nothing
 
 
@@ -56,6 +68,87 @@ def rows(device_name: str, block_mib: int, blocks_per_step: int, steps: int) -> 
     ]
 
 
+class Generating:
+    """A request and its cache, as the V2 manager and the loop with overlap show them: two positions ahead."""
+
+    is_dummy_request, is_active, context_remaining_length = False, True, 0
+
+    def __init__(self, request_id: int, blocks: int) -> None:
+        prompt = TOKENS_PER_BLOCK + request_id % TOKENS_PER_BLOCK  # so that blocks do not end in the same step
+        self.py_request_id, self.context_current_position, self.num_committed_tokens = request_id, prompt, prompt
+        self.tokens, self.capacity = prompt + 1, prompt + 1
+        self.slots = np.arange(request_id * blocks, (request_id + 1) * blocks, dtype=np.int32)
+
+    def get_num_tokens(self, _beam: int) -> int:
+        return self.tokens
+
+    def get_base_page_indices(self, _group: int) -> Any:
+        return self.slots
+
+    def schedule(self) -> None:
+        self.tokens += self.capacity > self.tokens
+        self.capacity += 1
+
+
+class BesideV2:
+    def __init__(self, device: Device, stream: int, requests: int, steps: int) -> None:
+        blocks = 3 + steps // TOKENS_PER_BLOCK
+        self.requests = [Generating(number, blocks) for number in range(requests)]
+        self._memory = device.empty((requests * blocks * SLOT_BYTES,), "uint8")
+        buffers = [SimpleNamespace(buffer_ids=[SimpleNamespace(layer_id=layer) for layer in range(V2_LAYERS)])]
+        variant = SimpleNamespace(layer_group_id=0, coalesced_buffers=buffers)
+        pool = SimpleNamespace(base_address=self._memory.address, slot_bytes=SLOT_BYTES)
+        group = SimpleNamespace(pools=[pool], slot_desc=SimpleNamespace(variants=[variant]))
+        layers = [SimpleNamespace(sliding_window_size=None)] * V2_LAYERS
+        manager = SimpleNamespace(
+            tokens_per_block=TOKENS_PER_BLOCK, kv_cache_map={each.py_request_id: each for each in self.requests},
+            kv_cache_manager_py_config=SimpleNamespace(layers=layers), _stream=SimpleNamespace(cuda_stream=stream),
+            impl=SimpleNamespace(layer_grouping=[list(range(V2_LAYERS))], pool_group_descs=[group]),
+        )  # fmt: skip
+        self._caches = manager.kv_cache_map
+        self.watched: WatchedV2 = watch(manager, Settings(canary="observe"), device, knows_all=False)
+
+    def step(self) -> None:
+        for each in self.requests:
+            each.schedule()
+        self.batch = SimpleNamespace(context_requests=[], generation_requests=list(self.requests))
+
+    def end(self, request: Generating) -> float:
+        begin = perf_counter()
+        self.watched.ends(request.py_request_id)
+        took = perf_counter() - begin
+        del self._caches[request.py_request_id]
+        return took * 1e6
+
+
+def beside_v2(device_name: str, requests: int, steps: int) -> list[Row]:
+    device = open_device(device_name)
+    stream = device.create_stream()
+    server = BesideV2(device, stream, requests, steps + V2_WARM_UP)
+    (canary,) = [group.canary for group in server.watched.groups]
+    calls: list[tuple[str, Callable[[], None]]] = [
+        ("loop_us", lambda: server.watched.begin_iteration(server.batch)),
+        ("looks_us", lambda: canary.step((), ())),
+    ]
+    times: dict[str, list[float]] = {name: [] for name, _ in calls}
+    with quiet_garbage_collector(), on_stream(device, stream):
+        for number in range(V2_WARM_UP + steps):
+            server.step()
+            for name, call in calls:
+                begin = perf_counter()
+                call()
+                if number >= V2_WARM_UP:
+                    times[name].append((perf_counter() - begin) * 1e6)
+                device.synchronize(stream)
+        times["end_us"] = [server.end(each) for each in server.requests]
+    found = canary.report()
+    if found.counts or found.state != "observes" or found.blocks_taken < requests:
+        raise RuntimeError(f"blocks have not changed, but the canary {found.state}: {found.counts}")
+    server.watched.close()
+    device.destroy_stream(stream)
+    return [Row("beside V2", requests, "canary", name, Summary.of(values)) for name, values in times.items()]
+
+
 def rates(device_name: str, block_mib: int, memory_mib: int, rounds: int) -> list[Row]:
     """Of a kernel over more blocks than caches hold, and of a copy of the same bytes."""
     device = open_device(device_name)
@@ -91,6 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--beside-v2", action="store_true", help="only this, in which block_size is the requests")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     args = parser.parse_args()
@@ -98,7 +192,9 @@ def main() -> int:
     found = (row for mib in (1, 2, 4, 8) for number in (1, 8) for row in rows(args.device, mib, number, steps))
     memory_mib, rounds = (16, 3) if args.quick else (2048, 20)
     of_kernel = (row for mib in (1, 2, 4, 8) for row in rates(args.device, mib, memory_mib, rounds))
-    report("canary.csv", chain(found, of_kernel), args.results)
+    beside = (row for requests in (8, 64, 256) for row in beside_v2(args.device, requests, steps))
+    chosen = beside if args.beside_v2 else chain(found, of_kernel, beside)
+    report("canary.csv", chosen, args.results)
     return 0
 
 

@@ -1,19 +1,21 @@
 """The canary beside a V2 manager under attack: silent where all is right, and loud where it is not."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from integration.upstream.v2_pages import LifeCycle
 from tests.fixes.applied import applied
 from tests.torture.engines import SEED, needed
 from trtllm_kvfix.canary import canary, fills
 from trtllm_kvfix.canary.canary import CanaryReport
 from trtllm_kvfix.managers import watched_v2
 
+from . import v2_books, v2_watched
 from .v2_attack import Attack, Way, attacked
 from .v2_books import Levels, OurLevels
 from .v2_watched import WrongWrites, watching
@@ -45,9 +47,18 @@ def on_device_alone(size: int, pages: int, _: int) -> Levels:
 
 
 @contextmanager
-def prepared(way: Way, *, fixed: bool, has_host: bool, blocks_per_step: int = 8) -> Iterator[Any]:
+def nothing_slides() -> Iterator[None]:
+    """Then requests rest, also beside a host tier."""
+    whole = (LifeCycle(None), LifeCycle(None))
+    with mock.patch.object(v2_books, "SLIDING", whole), mock.patch.object(v2_watched, "SLIDING", whole):
+        yield
+
+
+@contextmanager
+def prepared(way: Way, *, fixed: bool, has_host: bool, slides: bool = True, blocks_per_step: int = 8) -> Iterator[Any]:
     make = OurLevels if has_host else on_device_alone
     with (
+        nullcontext() if slides else nothing_slides(),
         way.build(),
         applied(needed(way.variant) if fixed else []),
         attacked(way, SEED, make, loading=0) as attack,
@@ -65,10 +76,11 @@ def play(way: Way, steps: int, **options: Any) -> Played:
         return played
 
 
+@pytest.mark.parametrize("slides", [True, False], ids=["a window", "no window"])
 @BESIDE_A_HOST_TIER
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_it_is_silent_where_all_is_right(way: Way, has_host: bool) -> None:
-    played = play(way, 300, fixed=True, has_host=has_host)
+def test_it_is_silent_where_all_is_right(way: Way, has_host: bool, slides: bool) -> None:
+    played = play(way, 300, fixed=True, has_host=has_host, slides=slides)
     assert (played.findings, played.fault, played.wrong_reads) == ([], None, [])
     for report in played.reports:
         wanted = {"reused", "freed", "live", "filled"} | ({"returned"} if has_host else set())
@@ -110,8 +122,20 @@ def _hears_slots_first(self: watched_v2.WatchedV2) -> None:
     self._tell_writes()
 
 
+def _rests_while_it_is_written(self: watched_v2.WatchedV2) -> None:
+    for request_id, one in list(self._asked.items()):
+        if one.request is not None and not one.is_away:
+            del self._asked[request_id]
+            self._resting.add(request_id, one.cache, one.blocks * self._size)
+
+
 # What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
 LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
+    "a request that rests is suspended": (True, watched_v2._Resting, "inactive", lambda *_: []),
+    "its prompt is committed when it rests": (
+        False, watched_v2.WatchedV2, "_lay_to_rest", _rests_while_it_is_written,
+    ),
+    "one that rests is asked again": (False, watched_v2._Resting, "due", lambda *_: []),
     "what nobody active has is forgotten": (True, watched_v2.WatchedGroup, "_let_go", _nothing),
     "a resume in between": (True, watched_v2.WatchedV2, "resumed", _nothing),
     "a suspended request's slots are given away": (True, watched_v2.WatchedV2, "_leaves", _nothing),
@@ -125,7 +149,7 @@ LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
 def test_each_rule_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has_host, *place = LEFT_OUT[name]
     monkeypatch.setattr(*place)
-    played = play(WAYS[0], 300, fixed=True, has_host=has_host)
+    played = play(WAYS[0], 1000, fixed=True, has_host=has_host, slides="rests" not in name)
     assert played.findings and played.wrong_reads == []
 
 

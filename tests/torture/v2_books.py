@@ -38,7 +38,7 @@ class OurLevels:
     def __init__(self, tokens_per_block: int, pages: int, host_pages: int) -> None:
         whole = Pool(0, pages, host_pages)
         sliding = Pool(1, pages, host_pages)  # the pools are named by their groups
-        self.runtime = Runtime(tokens_per_block, [LifeCycle(None), LifeCycle(WINDOW)], [whole, sliding])
+        self.runtime = Runtime(tokens_per_block, list(SLIDING), [whole, sliding])
         self.order: Order = AsEnqueued()
         self._given = 0
 

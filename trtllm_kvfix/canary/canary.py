@@ -104,7 +104,7 @@ class Rounds:
         for _ in range(STALE_PER_SLOT_MAX * count):
             if len(found) == count or self._next >= len(slots):
                 break
-            place = self._random.randrange(self._next, len(slots))
+            place = self._next + int(self._random.random() * (len(slots) - self._next))
             slot = slots[place]
             if is_wanted(slot):
                 slots[place], slots[self._next] = slots[self._next], slot
@@ -321,7 +321,8 @@ class Canary:
     def _read(self) -> None:
         for look, digests, step in self._ring.arrived():
             fill = look.fill
-            self._rounds.add(look.slot)
+            if look.occasion != "live":  # or else it has been drawn from them
+                self._rounds.add(look.slot)
             if fill.digests is None:
                 fill.digests, fill.right_at = digests, step
                 self._report.blocks_taken += 1

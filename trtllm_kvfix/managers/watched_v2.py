@@ -7,11 +7,16 @@ A *group* is upstream's layer group: layers whose blocks come and go together. E
 Where blocks cannot leave the device, every block that was filled is followed until its slot has a new owner. Where they
 can (a host tier, which V2 has by default, or pools that are rebalanced), upstream says of the blocks of active requests
 alone where they are: others are forgotten, and those of a suspended request are known again when it is resumed.
+
+Every call is on the way of a step, so requests are asked for their lengths only while these can mean anything. One that
+writes an answer *rests* from when it has begun a block until its capacity reaches the end of it: it commits nothing,
+and no block of it can be given back.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter, ge
 from typing import Any
 
 import numpy as np
@@ -27,6 +32,8 @@ from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.settings import Settings
 
+capacity_of, is_active = attrgetter("capacity"), attrgetter("is_active")
+
 
 @dataclass
 class _Followed:
@@ -34,8 +41,32 @@ class _Followed:
     told: int  # leading positions of which the canaries know that they are filled
     committed: int  # when its slots were last read
     blocks: int  # the same
+    filled: int = 0  # positions, when it was last asked
     request: Any = None  # upstream's, once it is in a batch; a dummy that pads one never is
     is_away: bool = False  # suspended, as far as is known
+
+
+class _Resting:
+    """Caches by request, with the capacity at which each has to be asked again. No loop of Python's goes over them."""
+
+    def __init__(self) -> None:
+        self.caches: dict[int, Any] = {}
+        self._ends: dict[int, int] = {}  # in the same order
+
+    def add(self, request_id: int, cache: Any, end: int) -> None:
+        self.caches[request_id], self._ends[request_id] = cache, end
+
+    def discard(self, request_id: int) -> None:
+        if self.caches.pop(request_id, None) is not None:
+            del self._ends[request_id]
+
+    def due(self) -> list[int]:
+        return list(compress(self.caches, map(ge, map(capacity_of, self.caches.values()), self._ends.values())))
+
+    def inactive(self) -> list[int]:
+        if all(map(is_active, self.caches.values())):
+            return []
+        return [request_id for request_id, cache in self.caches.items() if not cache.is_active]
 
 
 class WatchedGroup:
@@ -44,35 +75,35 @@ class WatchedGroup:
     def __init__(self, number: int, canary: Canary, *, slides: bool, knows_all: bool) -> None:
         self.canary, self.slides = canary, slides
         self._number, self._knows_all = number, knows_all
-        self._held: Counter[int] = Counter()  # slots, by how many active requests have them
+        self._held: dict[int, int] = {}  # slots, by how many active requests have them
 
     def begins(self, request_id: int, cache: Any, blocks: int, reused: int) -> None:
         slots = self._read(cache, 0, blocks)
         self._hold(slots)
         self.canary.admitted(request_id, slots, reused, True)
 
-    def lets_go(self, request_id: int, cache: Any, first: int, blocks: int) -> list[int]:
-        """Its blocks from the `first` on may be others. Returns all of its slots, as they are now."""
-        known = list(self.canary.books.slots_of(request_id))
-        first = 0 if self.slides else first  # a window may have passed any
-        slots = known[:first] + self._read(cache, first, blocks)
-        for place in range(first, min(len(known), blocks)):
-            if known[place] != slots[place]:
-                self.canary.replaced(request_id, place, NOWHERE)
-                self._let_go([known[place]])
-        self.canary.shrunk(request_id, blocks)
-        self._let_go(known[blocks:])
-        return slots
+    def lets_go(self, request_id: int, cache: Any, first: int, blocks: int) -> tuple[int, list[int]]:
+        """Its blocks from the `first` on may be others. Returns their slots, as they are now, and from which on."""
+        first = 0 if self.slides else min(first, blocks)  # a window may have passed any
+        known, slots = self.canary.books.slots_of(request_id)[first:], self._read(cache, first, blocks)
+        for place in _differing(known, slots):
+            self.canary.replaced(request_id, first + place, NOWHERE)
+            self._let_go([known[place]])
+        if len(known) > len(slots):
+            self.canary.shrunk(request_id, blocks)
+            self._let_go(known[len(slots) :])
+        return first, slots
 
-    def takes(self, request_id: int, slots: list[int]) -> None:
+    def takes(self, request_id: int, first: int, slots: list[int]) -> None:
         """All requests have let go of what is no longer theirs."""
-        known = list(self.canary.books.slots_of(request_id))
-        for place, slot in enumerate(slots[: len(known)]):
-            if known[place] != slot:
-                self._hold([slot])
-                self.canary.replaced(request_id, place, slot)
-        self._hold(slots[len(known) :])
-        self.canary.grown(request_id, slots[len(known) :])
+        known = self.canary.books.slots_of(request_id)[first:]
+        for place in _differing(known, slots):
+            self._hold([slots[place]])
+            self.canary.replaced(request_id, first + place, slots[place])
+        further = slots[len(known) :]
+        if further:
+            self._hold(further)
+            self.canary.grown(request_id, further)
 
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
@@ -95,7 +126,10 @@ class WatchedGroup:
         return found
 
     def _hold(self, slots: Iterable[int]) -> None:
-        self._held.update(slot for slot in slots if slot != NOWHERE)
+        held = self._held
+        for slot in slots:
+            if slot != NOWHERE:
+                held[slot] = held.get(slot, 0) + 1
 
     def _let_go(self, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -105,6 +139,11 @@ class WatchedGroup:
                     del self._held[slot]
                     if not self._knows_all:
                         self.canary.forget([slot])
+
+
+def _differing(known: Sequence[int], slots: Sequence[int]) -> list[int]:
+    """Places, as far as both go."""
+    return [place for place, (old, new) in enumerate(zip(known, slots, strict=False)) if old != new]
 
 
 class WatchedV2:
@@ -117,8 +156,13 @@ class WatchedV2:
         self._order, self._knows_all = order, knows_all
         self._slides = any(group.slides for group in groups)
         self._followed: dict[int, _Followed] = {}
+        self._asked: dict[int, _Followed] = {}  # those that do not rest
+        self._resting = _Resting()
+        self._caches: dict[int, Any] = {}  # upstream's, as they were when they were last heard
+        self._new: dict[int, Any] = {}  # of them, those that have never been active
         self._resumed: set[int] = set()  # since their slots were last read
-        self._writers: list[int] = []  # in the last step
+        self._batch: list[Any] = []  # the last one
+        self._writers: list[int] = []  # in it
 
     def stand_down(self, error: Exception) -> None:
         self.fault = described(error)
@@ -135,11 +179,7 @@ class WatchedV2:
                 group.canary.step((), self._writers)
                 if group.canary.fault is not None:
                     raise RuntimeError(group.canary.fault)
-        requests = [each for each in (*batch.context_requests, *batch.generation_requests) if not each.is_dummy_request]
-        self._writers = [each.py_request_id for each in requests]
-        for each in requests:
-            if each.py_request_id in self._followed:
-                self._followed[each.py_request_id].request = each
+        self._remember(batch)
 
     @guarded
     def resumed(self, request_id: int) -> None:
@@ -149,56 +189,103 @@ class WatchedV2:
     def ends(self, request_id: int) -> None:
         """It still has its slots. It may never have had any."""
         self._hear()
-        one = self._followed.pop(request_id, None)
-        if one is not None:
+        self._caches.pop(request_id, None)
+        self._new.pop(request_id, None)
+        if request_id in self._followed:
             with self._order.kept():
-                for group in self.groups:
-                    group.ends(request_id, is_away=one.is_away, is_over=False)
+                self._ends(request_id, is_over=False)
 
     def close(self) -> None:
         for group in self.groups:
             group.canary.close()
         self._order.close()
 
+    def _remember(self, batch: Any) -> None:
+        """Batches are often the same for many steps."""
+        requests = [*batch.context_requests, *batch.generation_requests]
+        if requests == self._batch:
+            return
+        self._batch, self._writers = requests, []
+        for each in requests:
+            if not each.is_dummy_request:
+                self._writers.append(each.py_request_id)
+                if each.py_request_id in self._followed:
+                    self._followed[each.py_request_id].request = each
+
     def _hear(self) -> None:
         """What was written first, by the slots in which it was; then who has let go of slots, and then who has got
         some."""
+        self._wake(self._resting.due())
         self._tell_writes()
-        caches = self._manager.kv_cache_map
-        for request_id, one in list(self._followed.items()):
-            if caches.get(request_id) is not one.cache:
-                del self._followed[request_id]
-                for group in self.groups:
-                    group.ends(request_id, is_away=one.is_away, is_over=True)
-            elif not (self._knows_all or one.is_away) and (request_id in self._resumed or not one.cache.is_active):
-                self._leaves(request_id, one)
+        if self._manager.kv_cache_map != self._caches:
+            self._compare_caches()
+        if not self._knows_all:
+            self._wake([*self._resting.inactive(), *(self._resumed & self._resting.caches.keys())])
+            for request_id, one in self._asked.items():
+                if not one.is_away and (request_id in self._resumed or not one.cache.is_active):
+                    self._leaves(request_id, one)
         self._resumed.clear()
-        changed, coming = [], []
-        for request_id, cache in caches.items():
-            if cache.is_active:
-                known = self._followed.get(request_id)
-                if known is None or known.is_away:
-                    coming.append((request_id, cache))
-                elif slots := self._lets_go(request_id, known):
+        changed = []
+        coming = [request_id for request_id, cache in self._new.items() if cache.is_active]
+        for request_id, one in self._asked.items():
+            if one.cache.is_active:
+                if one.is_away:
+                    coming.append(request_id)
+                elif slots := self._lets_go(request_id, one):
                     changed.append((request_id, slots))
         for request_id, slots in changed:
-            for group, of_group in zip(self.groups, slots, strict=True):
-                group.takes(request_id, of_group)
-        for request_id, cache in coming:
-            self._comes(request_id, cache)
+            for group, (first, of_group) in zip(self.groups, slots, strict=True):
+                group.takes(request_id, first, of_group)
+        for request_id in coming:
+            self._comes(request_id)
+        self._lay_to_rest()
+
+    def _wake(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            self._resting.discard(request_id)
+            self._asked[request_id] = self._followed[request_id]
+
+    def _lay_to_rest(self) -> None:
+        """A prompt is committed behind its last step, and before the second token of its answer is known. A block that
+        has been written to is not given back."""
+        if self._slides and not self._knows_all:
+            return  # windows pass blocks of anyone
+        size = self._size
+        for request_id, one in list(self._asked.items()):
+            if one.request is None or one.is_away or one.filled <= one.request.context_current_position:
+                continue
+            end = one.blocks * size
+            if one.filled > end - size and one.cache.capacity < end:
+                del self._asked[request_id]
+                self._resting.add(request_id, one.cache, end)
+
+    def _compare_caches(self) -> None:
+        """Caches are made and closed, and a request that is computed again gets another one."""
+        caches = self._caches = dict(self._manager.kv_cache_map)
+        for request_id in [each for each, one in self._followed.items() if caches.get(each) is not one.cache]:
+            self._ends(request_id, is_over=True)
+        self._new = {request_id: cache for request_id, cache in caches.items() if request_id not in self._followed}
+
+    def _ends(self, request_id: int, *, is_over: bool) -> None:
+        one = self._followed.pop(request_id)
+        self._asked.pop(request_id, None)
+        self._resting.discard(request_id)
+        for group in self.groups:
+            group.ends(request_id, is_away=one.is_away, is_over=is_over)
 
     def _tell_writes(self) -> None:
         """Where a further block is full by now."""
-        size, caches = self._size, self._manager.kv_cache_map
-        for request_id, one in self._followed.items():
+        size, caches, writes = self._size, self._manager.kv_cache_map, list[Write]()
+        for request_id, one in self._asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
-            filled = filled_of(one.request) // size * size
+            one.filled = filled_of(one.request)
+            filled = one.filled // size * size
             if filled > one.told:
-                write = Write(request_id, None, one.told, filled, filled)
+                writes.append(Write(request_id, None, one.told, filled, filled))
                 one.told = filled
-                for group in self.groups:
-                    group.canary.wrote([write])
+        for group in self.groups if writes else ():
+            group.canary.wrote(writes)
 
     def _leaves(self, request_id: int, one: _Followed) -> None:
         """A block that was committed since its slots were read may be another's by now."""
@@ -207,21 +294,25 @@ class WatchedV2:
         for group in self.groups:
             group.leaves(request_id, one.blocks if is_known else one.committed // self._size)
 
-    def _lets_go(self, request_id: int, one: _Followed) -> list[list[int]]:
+    def _lets_go(self, request_id: int, one: _Followed) -> list[tuple[int, list[int]]]:
         """Returns its slots by group; nothing where none can have changed."""
         blocks, committed = self._lengths(one.cache)
         if (blocks, committed) == (one.blocks, one.committed) and (self._knows_all or not self._slides):
             return []
-        first = min(one.told, one.committed) // self._size
+        is_committed = committed == one.committed  # equal blocks take the places of what is committed, and no others
+        first = (one.told if is_committed else min(one.told, one.committed)) // self._size
         one.blocks, one.committed = blocks, committed
         return [group.lets_go(request_id, one.cache, first, blocks) for group in self.groups]
 
-    def _comes(self, request_id: int, cache: Any) -> None:
+    def _comes(self, request_id: int) -> None:
         """For the first time, or again."""
-        one = self._followed.get(request_id)
+        cache = self._caches[request_id]
         blocks, committed = self._lengths(cache)
+        one = self._followed.get(request_id)
         if one is None:
-            self._followed[request_id] = _Followed(cache, committed, committed, blocks)
+            del self._new[request_id]
+            self._batch = []  # its request is in none that is remembered
+            self._asked[request_id] = self._followed[request_id] = _Followed(cache, committed, committed, blocks)
             for group in self.groups:
                 group.begins(request_id, cache, blocks, committed)
         else:
