@@ -149,8 +149,10 @@ LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
 def test_each_rule_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has_host, *place = LEFT_OUT[name]
     monkeypatch.setattr(*place)
-    played = play(WAYS[0], 1000, fixed=True, has_host=has_host, slides="rests" not in name)
-    assert played.findings and played.wrong_reads == []
+    # Most speak in 60 steps, and some seeds take one of them a thousand.
+    runs = (play(WAYS[0], steps, fixed=True, has_host=has_host, slides="rests" not in name) for steps in (300, 3000))
+    played = next((each for each in runs if each.findings), None)
+    assert played is not None and played.wrong_reads == []
 
 
 def test_a_fault_of_ours_ends_all_canaries_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
