@@ -26,6 +26,7 @@ from integration.mooncake.nodes import MOONCAKE, Master, Node, until
 SECONDS = float(os.environ.get("KVFIX_CHAOS_SECONDS", "8"))
 SEED = int(os.environ.get("KVFIX_CHAOS_SEED", "1"))
 TIMEOUT_S = 2
+FETCHED_WITHIN_S = 90  # in a short run, longer than blocks are left alone whose reads have failed
 WAIT_S_MAX = 10 * TIMEOUT_S  # of one request, on a machine that does other things as well
 MODELS = ("a model", "a model", "another model")
 HOST_BLOCKS = 48  # of a dozen conversations, four fit
@@ -136,6 +137,10 @@ class Chaos:
         for name, value in engine.ask("counts").items():
             self.totals[name] = self.totals.get(name, 0.0) + value
 
+    def fetched_blocks(self) -> float:
+        name = "offload_remote_fetched_blocks"
+        return self.totals.get(name, 0.0) + sum(float(engine.ask("counts")[name]) for engine in self.engines)
+
     def end(self) -> None:
         for engine in self.engines:
             assert engine.ask("blocks_in_use") == 0
@@ -154,8 +159,9 @@ def chaos(master: Master, make_engine: MakeEngine) -> Iterator[Chaos]:
 
 
 def test_three_engines_outlive_whatever_happens_to_their_store(chaos: Chaos) -> None:
-    until_s = monotonic() + SECONDS
-    while monotonic() < until_s or chaos.acts < 3:
+    began = monotonic()
+    while monotonic() < began + SECONDS or not (chaos.acts >= 3 and chaos.fetched_blocks()):
+        assert monotonic() < began + SECONDS + FETCHED_WITHIN_S, "the store brings nothing"
         chaos.serve(12)
         chaos.act()
     chaos.end()

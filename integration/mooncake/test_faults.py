@@ -41,6 +41,18 @@ def goes_on(engine: Engine) -> None:
     assert engine.ask("blocks_in_use") == 0
 
 
+def comes_whole(engine: Engine, answer: list[int]) -> None:
+    """From the store. A porter that has just begun may be slow to answer, and then the prompt is computed."""
+    served = []
+
+    def whole() -> bool:
+        served.append(engine.serve(PROMPT))
+        return served[-1].loaded == BEHIND
+
+    until(whole, "the prompt does not come from the store", partial(engine.ask, "forget_host_tier"))
+    assert all(each.answer == answer for each in served)
+
+
 def test_flipped_bytes_are_seen(make_engine: MakeEngine, master: Master, node: Node) -> None:
     engine = make_engine()
     answer = stored(engine)
@@ -62,8 +74,8 @@ def test_one_bad_object_costs_itself_and_is_put_again(make_engine: MakeEngine, m
     assert counts["offload_remote_bad_blocks"] == 1
     assert counts["offload_remote_hit_tokens"] == 6 * 4, "the blocks in front of it"
     other.ask("settle")
-    whole = make_engine().serve(PROMPT)
-    assert whole.loaded == BEHIND and whole.answer == answer
+    assert other.ask("counts")["offload_remote_put_blocks"] >= 1, "it is put again"
+    comes_whole(make_engine(), answer)
     del node
 
 
@@ -221,6 +233,5 @@ def test_a_porter_that_dies_is_started_again(make_engine: MakeEngine, node: Node
     os.kill(process, signal.SIGKILL)
     until(lambda: engine.ask("porter")[1] > starts, "it is not started again")
     engine.ask("up")
-    again = engine.serve(PROMPT)
-    assert again.loaded == BEHIND and again.answer == answer
+    comes_whole(engine, answer)
     del node
