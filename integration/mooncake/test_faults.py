@@ -41,6 +41,17 @@ def goes_on(engine: Engine) -> None:
     assert engine.ask("blocks_in_use") == 0
 
 
+def bad_blocks_are_seen(engine: Engine, answer: list[int]) -> None:
+    """The prompt is computed, also where the store was slow to answer, and is asked again."""
+
+    def seen() -> bool:
+        served = engine.serve(PROMPT)
+        assert served.loaded == 0 and served.answer == answer
+        return bool(engine.ask("counts")["offload_remote_bad_blocks"])
+
+    until(seen, "the blocks are not asked for", partial(engine.ask, "forget_host_tier"))
+
+
 def comes_whole(engine: Engine, answer: list[int]) -> None:
     """From the store. A porter that has just begun may be slow to answer, and then the prompt is computed."""
     served = []
@@ -57,9 +68,7 @@ def test_flipped_bytes_are_seen(make_engine: MakeEngine, master: Master, node: N
     engine = make_engine()
     answer = stored(engine)
     assert os.system(tamper(master, "flip")) == 0
-    again = engine.serve(PROMPT)
-    assert again.loaded == 0 and again.answer == answer
-    assert engine.ask("counts")["offload_remote_bad_blocks"] >= 1
+    bad_blocks_are_seen(engine, answer)
     goes_on(engine)
     del node
 
@@ -84,9 +93,7 @@ def test_another_blocks_contents_are_seen(make_engine: MakeEngine, master: Maste
     engine = make_engine()
     answer = stored(engine)
     assert os.system(tamper(master, "swap")) == 0
-    again = engine.serve(PROMPT)
-    assert again.loaded == 0 and again.answer == answer
-    assert engine.ask("counts")["offload_remote_bad_blocks"] >= 1
+    bad_blocks_are_seen(engine, answer)
     del node
 
 
@@ -130,7 +137,7 @@ def test_a_master_that_stops_delays_nobody(make_engine: MakeEngine, master: Mast
     master.process.send_signal(signal.SIGSTOP)
     again = engine.serve(PROMPT)
     assert again.loaded == 0 and again.answer == answer
-    assert engine.ask("counts")["offload_remote_unanswered"] == 1
+    assert engine.ask("counts")["offload_remote_unanswered"] >= 1
     master.process.send_signal(signal.SIGCONT)
     goes_on(engine)
     del node
