@@ -20,9 +20,10 @@
 namespace hostrace {
 namespace {
 
-constexpr std::uint32_t kWithoutCalls = 1U
-                                        << 1U;  // of a ring: IORING_SETUP_SQPOLL, a thread of the kernel looks into it
-constexpr std::uint32_t kWithoutMap = 1U << 14U;  // IORING_SETUP_NO_MMAP, it lies in memory of the program
+// Of a ring: a thread of the kernel looks into it (IORING_SETUP_SQPOLL), or it lies in memory of the program
+// (IORING_SETUP_NO_MMAP).
+constexpr std::uint32_t kWithoutCalls = 1U << 1U;
+constexpr std::uint32_t kWithoutMap = 1U << 14U;
 
 void stop() {
     stop_protecting(

@@ -81,25 +81,21 @@ constexpr std::array kTouches{
 };
 
 long settled(const Touches& touches, const Call& call) {
-    const auto* memory = reinterpret_cast<const void*>(call.arguments[touches.memory]);
+    auto* const memory = reinterpret_cast<void*>(call.arguments[touches.memory]);
     const long size = call.arguments[touches.memory + 1];
-    switch (touches.shape) {
-        case bytes: {
-            const Settled open(touches.name, touches.access, memory, static_cast<std::size_t>(size));
-            return to_kernel_again(call);
-        }
-        case parts: {
-            const Settled open(touches.name, touches.access, static_cast<const iovec*>(memory), size);
-            return to_kernel_again(call);
-        }
-        case message: {
-            const auto* all = static_cast<const msghdr*>(memory);
-            const Settled open(touches.name, touches.access, all == nullptr ? nullptr : all->msg_iov,
-                               all == nullptr ? 0 : static_cast<ssize_t>(all->msg_iovlen));
-            return to_kernel_again(call);
-        }
+    const iovec whole{memory, static_cast<std::size_t>(size)};
+    const iovec* its = &whole;
+    ssize_t count = 1;
+    if (touches.shape == parts) {
+        its = static_cast<const iovec*>(memory);
+        count = size;
+    } else if (touches.shape == message) {
+        const auto* all = static_cast<const msghdr*>(memory);
+        its = all == nullptr ? nullptr : all->msg_iov;
+        count = all == nullptr ? 0 : static_cast<ssize_t>(all->msg_iovlen);
     }
-    return to_kernel(call);
+    const Settled open(touches.name, touches.access, its, count);
+    return to_kernel_again(call);
 }
 
 // The kernel is shown the mask that the program believes in, changes it and tells it. Then ours come out again.

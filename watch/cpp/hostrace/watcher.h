@@ -44,7 +44,7 @@ Watcher* watcher();
 void set_watcher(Watcher* started);
 
 // From now on no page is protected: the kernel touches memory for the program past us, and would fail there. What copies
-// read is compared instead. May be called before there is a watcher; the first reason is kept.
+// read is compared instead. May be called before there is a watcher; the first reason is kept, and noted in the report.
 void stop_protecting(const char* why);
 // Null while pages are protected.
 const char* why_nothing_is_protected();
