@@ -509,14 +509,16 @@ class RemoteTier:
         """The reads of these blocks have failed, as on a node that is dead. Nobody asks for the blocks for a while, and
         nobody uses the slots before all ranks know that they will not be written."""
         until = monotonic() + AVOIDED_S
-        self._avoided.update((key, until) for key, slot in zip(fetch.keys, fetch.slots, strict=True) if slot in unsure)
+        for key in (key for key, slot in zip(fetch.keys, fetch.slots, strict=True) if slot in unsure):
+            self._avoided.pop(key, None)  # the order is that of their times
+            self._avoided[key] = until
         self._ledger.plan(FreeJob(self._ledger.next_number(), NOBODY, unsure), None)
 
     def _reach_before_avoided(self, live: LiveRequest, held: int, found: int) -> int:
         """Up to which block it may be fetched: none is asked for that has just failed."""
         now = monotonic()
-        for key in [key for key, until in self._avoided.items() if until < now]:
-            del self._avoided[key]
+        while self._avoided and next(iter(self._avoided.values())) < now:
+            del self._avoided[next(iter(self._avoided))]
         if not self._avoided or found <= held:
             return found
         keys = self.names(live, held, found)
