@@ -75,7 +75,7 @@ class WatchedGroup:
     def __init__(self, number: int, canary: Canary, *, slides: bool, knows_all: bool) -> None:
         self.canary, self.slides = canary, slides
         self._number, self._knows_all = number, knows_all
-        self._held: dict[int, int] = {}  # slots, by how many active requests have them
+        self._held: dict[int, int] = {}  # slots, by how many active requests have them; empty where all is known
 
     def begins(self, request_id: int, cache: Any, blocks: int, reused: int) -> None:
         slots = self._read(cache, 0, blocks)
@@ -126,19 +126,22 @@ class WatchedGroup:
         return found
 
     def _hold(self, slots: Iterable[int]) -> None:
+        if self._knows_all:
+            return
         held = self._held
         for slot in slots:
             if slot != NOWHERE:
                 held[slot] = held.get(slot, 0) + 1
 
     def _let_go(self, slots: Iterable[int]) -> None:
+        if self._knows_all:
+            return
         for slot in slots:
             if slot != NOWHERE:
                 self._held[slot] -= 1
                 if not self._held[slot]:
                     del self._held[slot]
-                    if not self._knows_all:
-                        self.canary.forget([slot])
+                    self.canary.forget([slot])
 
 
 def _differing(known: Sequence[int], slots: Sequence[int]) -> list[int]:
