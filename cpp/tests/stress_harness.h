@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/types.h"
+
 namespace kvfix::stress {
 
 [[noreturn]] inline void fail(const std::string& why) {
@@ -23,6 +25,17 @@ namespace kvfix::stress {
     once.lock();  // the first thread to fail reports; the others may be in any state by now
     std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, why.c_str());
     std::_Exit(1);
+}
+
+// A prompt of one of a few families, cut anywhere, so that prompts of all loops share blocks. `below(n)` draws.
+template <class Below>
+std::vector<TokenId> tokens_of_a_family(Below below) {
+    std::vector<TokenId> tokens(1 + below(40));
+    const auto family = static_cast<TokenId>(below(4));
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = family * 100 + static_cast<TokenId>(i);
+    }
+    return tokens;
 }
 
 inline void expect(bool ok, const char* why) {

@@ -52,13 +52,9 @@ class Player {
 
     std::size_t below(std::size_t bound) { return random_() % bound; }
 
-    // Prompts of a few families, cut anywhere, so that prefixes meet in whole blocks and within them.
+    // Prefixes meet in whole blocks and within them.
     RequestPtr make_request() {
-        std::vector<TokenId> prompt(1 + below(40));
-        const auto family = static_cast<TokenId>(below(4));
-        for (std::size_t i = 0; i < prompt.size(); ++i) {
-            prompt[i] = family * 100 + static_cast<TokenId>(i);
-        }
+        std::vector<TokenId> prompt = tokens_of_a_family([this](std::size_t bound) { return below(bound); });
         if (below(2) == 0) {
             prompt.back() = static_cast<TokenId>(1000 + below(3));
         }

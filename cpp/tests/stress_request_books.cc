@@ -110,13 +110,8 @@ class Loop {
   private:
     std::size_t below(std::size_t bound) { return random_() % bound; }
 
-    // Prompts of a few families, cut anywhere, so that requests of all loops find each other's blocks.
     PromptPtr make_prompt() {
-        std::vector<TokenId> tokens(1 + below(40));
-        const auto family = static_cast<TokenId>(below(4));
-        for (std::size_t i = 0; i < tokens.size(); ++i) {
-            tokens[i] = family * 100 + static_cast<TokenId>(i);
-        }
+        std::vector<TokenId> tokens = tokens_of_a_family([this](std::size_t bound) { return below(bound); });
         return std::make_shared<Prompt>(std::make_shared<const Request>(next_id_++, std::move(tokens), 1, std::nullopt,
                                                                         Salt(), std::vector<ExtraKey>(), std::nullopt),
                                         below(8) == 0);
