@@ -19,7 +19,7 @@ def tight() -> Iterator[Bench]:
 
 
 def test_a_block_goes_to_the_host_and_comes_back_with_its_bytes(tight: Bench) -> None:
-    layer = tight.impl.get_primary_pool_data(2)
+    layer = np.asarray(tight.impl.get_primary_pool_data(2))
     kept = np.arange(layer.size, dtype=np.uint16).reshape(layer.shape).view(np.float16)
     layer[:] = kept
     again = [tight.request(2, range(16))]

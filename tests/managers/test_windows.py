@@ -96,7 +96,7 @@ def test_copies_move_the_bytes_of_their_own_window() -> None:
     """Pushed to the host tier by another prompt, and back: each layer's bytes, in the slots of its window."""
     with bench(**windows(primary=16, host=32)) as b:
         b.served(1, range(16))
-        layers = [b.impl.get_primary_pool_data(layer) for layer in range(4)]
+        layers = [np.asarray(b.impl.get_primary_pool_data(layer)) for layer in range(4)]
         for number, layer in enumerate(layers):
             layer[:] = (np.arange(layer.size, dtype=np.uint16) * 5 + number).reshape(layer.shape).view(np.float16)
         kept = [layer.copy().view(np.uint16) for layer in layers]
