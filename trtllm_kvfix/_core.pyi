@@ -861,7 +861,7 @@ class Starting:
     def tokens_found(self) -> int:
         """Tokens in whole cached blocks of the request asked about last."""
 
-    def fits(self, blocks: Sequence[int]) -> bool:
+    def fits(self, blocks: Any) -> bool:
         """
         Whether so many are left for the request asked about last, instead of those that were found for it.
         """
@@ -975,7 +975,7 @@ class RequestBooks:
         Blocks, by window, that these requests take until their last tokens, besides those held or kept for them.
         """
 
-    def start(self, free: Sequence[int]) -> Starting:
+    def start(self, free: Any) -> Starting:
         """Begins a scheduler's pass with so many blocks, by window."""
 
     def ask(self, starting: Starting, prompt: Prompt, tokens_new_max: int) -> StartAnswer:

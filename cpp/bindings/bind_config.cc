@@ -23,24 +23,35 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-using BlockCounts = std::variant<std::int64_t, std::map<std::int64_t, std::int64_t>>;
+using BlockCounts = std::variant<std::uint32_t, std::map<std::uint32_t, std::uint32_t>>;
+
+BlockCounts read_counts(nb::handle given, const char* field) {
+    if (!nb::isinstance<nb::dict>(given)) {
+        return read_integer<std::uint32_t>(given, {field});
+    }
+    std::map<std::uint32_t, std::uint32_t> by_window;
+    for (const auto& [window, blocks] : nb::borrow<nb::dict>(given)) {
+        by_window[read_integer<std::uint32_t>(window, {field})] = read_integer<std::uint32_t>(blocks, {field});
+    }
+    return by_window;
+}
 
 // The count for one window: the number for all windows, or the dict's entry.
 std::uint32_t blocks_of(const BlockCounts& counts, WindowSize window, const char* field) {
-    if (const auto* same = std::get_if<std::int64_t>(&counts)) {
-        return narrowed<std::uint32_t>(*same, {field});
+    if (const auto* same = std::get_if<std::uint32_t>(&counts)) {
+        return *same;
     }
-    const auto& by_window = std::get<std::map<std::int64_t, std::int64_t>>(counts);
+    const auto& by_window = std::get<1>(counts);
     const auto found = window ? by_window.find(*window) : by_window.end();
     if (found == by_window.end()) {
         throw std::invalid_argument(std::string(field) + " is a dict without an entry for window " +
                                     (window ? std::to_string(*window) : "None (give one int for full attention)"));
     }
-    return narrowed<std::uint32_t>(found->second, {field});
+    return found->second;
 }
 
-void check_keys(const BlockCounts& counts, const std::vector<std::int64_t>& sizes, const char* field) {
-    if (const auto* by_window = std::get_if<std::map<std::int64_t, std::int64_t>>(&counts)) {
+void check_keys(const BlockCounts& counts, const std::vector<std::uint32_t>& sizes, const char* field) {
+    if (const auto* by_window = std::get_if<1>(&counts)) {
         for (const auto& [size, blocks] : *by_window) {
             if (std::ranges::find(sizes, size) == sizes.end()) {
                 throw std::invalid_argument(std::string(field) + " names window " + std::to_string(size) +
@@ -50,7 +61,7 @@ void check_keys(const BlockCounts& counts, const std::vector<std::int64_t>& size
     }
 }
 
-std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::int64_t>>& sizes,
+std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::uint32_t>>& sizes,
                                        const BlockCounts& primary, const BlockCounts& host) {
     if (!sizes) {
         return {{std::nullopt, blocks_of(primary, std::nullopt, "blocks_primary"),
@@ -59,8 +70,7 @@ std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::int6
     check_keys(primary, *sizes, "blocks_primary");
     check_keys(host, *sizes, "blocks_host");
     std::vector<WindowConfig> windows;
-    for (const std::int64_t given : *sizes) {
-        const auto size = narrowed<std::uint32_t>(given, {"window_sizes"});
+    for (const std::uint32_t size : *sizes) {
         windows.push_back({size, blocks_of(primary, size, "blocks_primary"), blocks_of(host, size, "blocks_host")});
     }
     return windows;
@@ -81,7 +91,7 @@ BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig:
     if (!config.windows.front().window_size) {
         return config.windows.front().*field;
     }
-    std::map<std::int64_t, std::int64_t> by_window;
+    std::map<std::uint32_t, std::uint32_t> by_window;
     for (const WindowConfig& window : config.windows) {
         by_window[*window.window_size] = window.*field;
     }
@@ -143,20 +153,21 @@ std::string text_of(const BlockManagerConfig& config) {
 }
 
 void init_config(BlockManagerConfig* self, Named<std::uint32_t, "tokens_per_block"> tokens_per_block,
-                 const BlockCounts& blocks_primary, const BlockCounts& blocks_host,
-                 const std::optional<std::vector<std::int64_t>>& sizes,
+                 nb::handle blocks_primary, nb::handle blocks_host, nb::handle sizes,
                  Named<std::uint32_t, "max_beam_width"> max_beam_width, bool block_reuse, bool partial_reuse,
-                 bool copy_on_partial_reuse, std::int64_t offload_priority_min,
+                 bool copy_on_partial_reuse, Named<Priority, "offload_priority_min"> offload_priority_min,
                  Named<std::uint32_t, "events_max"> events_max, Named<std::uint32_t, "hash_bits"> hash_bits,
                  nb::handle seed) {
     BlockManagerConfig config{
         .tokens_per_block = tokens_per_block,
-        .windows = make_windows(sizes, blocks_primary, blocks_host),
+        .windows = make_windows(
+            sizes.is_none() ? std::nullopt : std::optional(read_integers<std::uint32_t>(sizes, {"window_sizes"})),
+            read_counts(blocks_primary, "blocks_primary"), read_counts(blocks_host, "blocks_host")),
         .beam_width_max = max_beam_width,
         .block_reuse = block_reuse,
         .partial_reuse = partial_reuse,
         .copy_on_partial_reuse = copy_on_partial_reuse,
-        .offload_priority_min = narrowed<Priority>(offload_priority_min, {"offload_priority_min"}),
+        .offload_priority_min = offload_priority_min,
         .events_max = events_max,
         .hash_bits = hash_bits,
         .seed = seed_from(seed)};
@@ -171,10 +182,10 @@ void bind_config(nb::module_& m) {
     nb::class_<BlockManagerConfig>(m, "BlockManagerConfig",
                                    "The settings of a block manager. They are checked at once.")
         .def(
-            "__init__", &init_config, nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a, "blocks_host"_a = 0,
-            "window_sizes"_a = nb::none(), "max_beam_width"_a = 1, "block_reuse"_a = true, "partial_reuse"_a = true,
-            "copy_on_partial_reuse"_a = true, "offload_priority_min"_a = 30, "events_max"_a = 0,
-            "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
+            "__init__", &init_config, nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a.none(),
+            "blocks_host"_a.none() = 0, "window_sizes"_a = nb::none(), "max_beam_width"_a = 1, "block_reuse"_a = true,
+            "partial_reuse"_a = true, "copy_on_partial_reuse"_a = true, "offload_priority_min"_a = 30,
+            "events_max"_a = 0, "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
             nb::sig("def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], "
                     "blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, "
                     "max_beam_width: int = 1, "

@@ -26,6 +26,7 @@ namespace {
 using ChunkTokens = Named<std::optional<std::uint32_t>, "chunk_tokens">;
 using TokensNewMax = Named<std::optional<std::uint64_t>, "tokens_new_max">;
 using NamedWindow = Named<WindowSize, "window_size">;
+using NamedComputed = Named<std::optional<std::uint32_t>, "computed">;
 using NamedCount = Named<std::uint32_t, "count">;
 using Now = Named<std::int64_t, "now_ms">;
 using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
@@ -62,19 +63,18 @@ void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, n
 }
 
 void add_token(BlockManager& self, NamedRequest request_id, NamedCount count, nb::handle tokens,
-               std::optional<std::int64_t> computed) {
+               NamedComputed computed) {
     const auto values = read_optional<TokenId>(tokens, "add_token, tokens");
-    const auto done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
+    const std::uint32_t done = computed.value.value_or(0);
     if (!self.add_few_tokens({&request_id.value, 1}, {&count.value, 1}, values, {{&done, 1}})) {
         without_gil([&] { self.add_tokens({&request_id.value, 1}, {&count.value, 1}, values, {{&done, 1}}); });
     }
 }
 
 std::vector<BlockId> remove_sequence(BlockManager& self, NamedRequest request_id, bool store, bool pin,
-                                     nb::handle tokens, std::optional<std::int64_t> computed) {
+                                     nb::handle tokens, NamedComputed computed) {
     const auto values = read_optional<TokenId>(tokens, "remove_sequence, tokens");
-    const auto done = narrowed<std::uint32_t>(computed, {"computed", request_id});
-    return without_gil([&] { return self.remove_sequence(request_id, store, pin, values, done); });
+    return without_gil([&] { return self.remove_sequence(request_id, store, pin, values, computed); });
 }
 
 std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& self, nb::handle ids) {
@@ -104,8 +104,8 @@ std::vector<BlockIdTable> batch_cache_block_ids(const BlockManager& self, nb::ha
 
 // `output` is held by this frame, so its memory stays while the GIL is released.
 void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle request_ids,
-                  Named<std::uint32_t, "beam_width"> beam_width, NamedId<"offset"> offset, std::int32_t scale,
-                  std::int32_t v_offset) {
+                  Named<std::uint32_t, "beam_width"> beam_width, NamedId<"offset"> offset,
+                  Named<std::int32_t, "scale"> scale, Named<std::int32_t, "v_offset"> v_offset) {
     const auto ids = read_integers<RequestId>(request_ids, {"copy_batch_block_offsets, request_ids"});
     if (output.shape(2) != 2) {
         throw nb::value_error(

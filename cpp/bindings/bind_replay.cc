@@ -13,6 +13,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/named_integers.h"
 #include "bindings/repr.h"
 #include "core/block_manager.h"
 #include "replay/scheduler.h"
@@ -57,17 +58,17 @@ class PythonTier : public replay::HostTier {
     nb::handle tier_;
 };
 
-void init_requests(Requests* self, std::int64_t base, std::int64_t span, std::int64_t tokens_per_symbol) {
-    new (self) Requests({.base = narrowed<TokenId>(base, {"base"}),
-                         .span = narrowed<std::uint32_t>(span, {"span"}),
-                         .tokens_per_symbol = narrowed<std::uint32_t>(tokens_per_symbol, {"tokens_per_symbol"})});
+void init_requests(Requests* self, Named<TokenId, "base"> base, Named<std::uint32_t, "span"> span,
+                   Named<std::uint32_t, "tokens_per_symbol"> tokens_per_symbol) {
+    new (self) Requests({.base = base, .span = span, .tokens_per_symbol = tokens_per_symbol});
 }
 
-void add(Requests& self, nb::handle symbols, bool is_spelled, std::int64_t prompt_length, nb::handle answer,
-         double timestamp_ms, std::uint64_t blocks_needed, std::optional<std::int64_t> lora_id, nb::handle salt) {
+void add(Requests& self, nb::handle symbols, bool is_spelled, Named<std::uint32_t, "prompt_length"> prompt_length,
+         nb::handle answer, double timestamp_ms, std::uint64_t blocks_needed, std::optional<std::int64_t> lora_id,
+         nb::handle salt) {
     self.add({.symbols = read_integers<TokenId>(symbols, {"symbols"}),
               .is_spelled = is_spelled,
-              .prompt_length = narrowed<std::uint32_t>(prompt_length, {"prompt_length"}),
+              .prompt_length = prompt_length,
               .answer = read_integers<TokenId>(answer, {"answer"}),
               .timestamp_ms = timestamp_ms,
               .blocks_needed = blocks_needed,

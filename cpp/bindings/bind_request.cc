@@ -23,22 +23,36 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-using RangeTuple = std::tuple<std::int64_t, std::optional<std::int64_t>, std::int64_t, std::optional<std::int64_t>>;
+using RangeTuple = std::tuple<std::uint32_t, std::optional<std::uint32_t>, Priority, std::optional<std::uint32_t>>;
 
-Retention make_retention(const std::vector<RangeTuple>& ranges, std::int64_t decode_priority,
-                         std::optional<std::int64_t> decode_duration_ms) {
-    Retention retention{
-        .ranges = {},
-        .decode_priority = narrowed<Priority>(decode_priority, {"retention decode_priority"}),
-        .decode_duration_ms = narrowed<std::uint32_t>(decode_duration_ms, {"retention decode_duration_ms"})};
-    for (const auto& [begin, end, priority, duration_ms] : ranges) {
-        retention.ranges.push_back({.token_begin = narrowed<std::uint32_t>(begin, {"retention token_start"}),
-                                    .token_end = narrowed<std::uint32_t>(end, {"retention token_end"}),
-                                    .priority = narrowed<Priority>(priority, {"retention priority"}),
-                                    .duration_ms = narrowed<std::uint32_t>(duration_ms, {"retention duration_ms"})});
+RetentionRange read_range(nb::handle range) {
+    std::tuple<nb::object, nb::object, nb::object, nb::object> parts;
+    if (!nb::try_cast(range, parts)) {
+        throw nb::type_error(("retention ranges: expected (token_start, token_end or None, priority, duration_ms or "
+                              "None), got " +
+                              shown(range))
+                                 .c_str());
+    }
+    const auto& [begin, end, priority, duration_ms] = parts;
+    return {.token_begin = read_integer<std::uint32_t>(begin, {"retention token_start"}),
+            .token_end = read_optional_integer<std::uint32_t>(end, {"retention token_end"}),
+            .priority = read_integer<Priority>(priority, {"retention priority"}),
+            .duration_ms = read_optional_integer<std::uint32_t>(duration_ms, {"retention duration_ms"})};
+}
+
+void init_retention(Retention* self, nb::handle ranges, nb::handle decode_priority, nb::handle decode_duration_ms) {
+    Retention retention{.ranges = {},
+                        .decode_priority = read_integer<Priority>(decode_priority, {"retention decode_priority"}),
+                        .decode_duration_ms =
+                            read_optional_integer<std::uint32_t>(decode_duration_ms, {"retention decode_duration_ms"})};
+    if (!nb::isinstance<nb::iterable>(ranges)) {
+        throw nb::type_error(("retention ranges: expected a list of tuples, got " + shown(ranges)).c_str());
+    }
+    for (const nb::handle range : ranges) {
+        retention.ranges.push_back(read_range(range));
     }
     check_retention(retention);
-    return retention;
+    new (self) Retention(std::move(retention));
 }
 
 std::vector<RangeTuple> range_tuples(const Retention& retention) {
@@ -61,9 +75,10 @@ std::string read_text(nb::handle text, const Field& field) {
     return {utf8, static_cast<std::size_t>(size)};
 }
 
-void init_request(SequenceRequest* self, NamedRequest request_id, nb::handle tokens, std::int64_t beam_width,
+void init_request(SequenceRequest* self, NamedRequest request_id, nb::handle tokens, nb::handle beam_width,
                   NamedLora lora_id, nb::handle salt, nb::handle extra_keys, const Retention* retention) {
-    auto request = read_request(request_id, tokens, beam_width, lora_id, salt, extra_keys, retention);
+    const auto width = read_integer<std::uint32_t>(beam_width, {"beam_width", request_id});
+    auto request = read_request(request_id, tokens, width, lora_id, salt, extra_keys, retention);
     new (self) SequenceRequest{std::move(request)};
 }
 
@@ -113,12 +128,12 @@ nb::tuple reduced(nb::handle object, const nb::dict& keywords) {
     return nb::make_tuple(make, nb::tuple());
 }
 
-RequestPtr read_request(RequestId id, nb::handle tokens, std::int64_t beam_width, std::optional<std::int64_t> lora_id,
+RequestPtr read_request(RequestId id, nb::handle tokens, std::uint32_t beam_width, std::optional<std::int64_t> lora_id,
                         nb::handle salt, nb::handle extra_keys, const Retention* retention) {
-    return std::make_shared<const Request>(
-        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
-        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
-        retention != nullptr ? std::optional(*retention) : std::nullopt);
+    return std::make_shared<const Request>(id, read_integers<TokenId>(tokens, {"tokens", id}), beam_width, lora_id,
+                                           read_salt(salt, {"salt", id}),
+                                           read_extra_keys(extra_keys, {"extra_keys", id}),
+                                           retention != nullptr ? std::optional(*retention) : std::nullopt);
 }
 
 Salt read_salt(nb::handle salt, const Field& field) {
@@ -143,13 +158,13 @@ Salt read_salt(nb::handle salt, const Field& field) {
 std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     std::vector<ExtraKey> out;
     for (const nb::handle key : keys) {
-        std::tuple<std::int64_t, std::int64_t, nb::bytes> parts;
+        std::tuple<nb::object, nb::object, nb::bytes> parts;
         if (!nb::try_cast(key, parts)) {
             throw nb::type_error(
                 (field.text() + ": expected (token_start, token_end, digest bytes), got " + shown(key)).c_str());
         }
         const auto& [begin, end, digest] = parts;
-        out.push_back({narrowed<std::uint32_t>(begin, field), narrowed<std::uint32_t>(end, field),
+        out.push_back({read_integer<std::uint32_t>(begin, field), read_integer<std::uint32_t>(end, field),
                        std::string(digest.c_str(), digest.size())});
     }
     return out;
@@ -161,17 +176,12 @@ void bind_retention(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Retention>(m, "Retention",
                           "How long the blocks of a request are worth keeping: priorities 0 to 100, default 35.")
-        .def(
-            "__init__",
-            [](Retention* self, const std::vector<RangeTuple>& ranges, std::int64_t decode_priority,
-               std::optional<std::int64_t> decode_duration_ms) {
-                new (self) Retention(make_retention(ranges, decode_priority, decode_duration_ms));
-            },
-            "ranges"_a = nb::tuple(), "decode_priority"_a = kPriorityDefault, "decode_duration_ms"_a = nb::none(),
-            nb::sig("def __init__(self, ranges: Sequence[tuple[int, int | None, int, int | None]] = (), "
-                    "decode_priority: int = 35, "
-                    "decode_duration_ms: int | None = None) -> None"),
-            "ranges: (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
+        .def("__init__", &init_retention, "ranges"_a.none() = nb::tuple(),
+             "decode_priority"_a.none() = kPriorityDefault, "decode_duration_ms"_a = nb::none(),
+             nb::sig("def __init__(self, ranges: Sequence[tuple[int, int | None, int, int | None]] = (), "
+                     "decode_priority: int = 35, "
+                     "decode_duration_ms: int | None = None) -> None"),
+             "ranges: (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
         .def_prop_ro("ranges", &range_tuples,
                      "(token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
         .def_ro("decode_priority", &Retention::decode_priority, "Priority of the blocks that growth takes.")
@@ -193,8 +203,9 @@ void bind_sequence_request(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<SequenceRequest>(m, "SequenceRequest",
                                 "A request for blocks. It copies the tokens at construction and is immutable.")
-        .def("__init__", &init_request, "request_id"_a, nb::arg("tokens").none(), nb::kw_only(), "beam_width"_a = 1,
-             "lora_id"_a = nb::none(), "salt"_a = nb::none(), "extra_keys"_a = nb::tuple(), "retention"_a = nb::none(),
+        .def("__init__", &init_request, "request_id"_a, nb::arg("tokens").none(), nb::kw_only(),
+             "beam_width"_a.none() = 1, "lora_id"_a = nb::none(), "salt"_a = nb::none(), "extra_keys"_a = nb::tuple(),
+             "retention"_a = nb::none(),
              nb::sig(
                  "def __init__(self, request_id: int, tokens: Any, *, beam_width: int = 1, lora_id: int | None = None, "
                  "salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = (), "

@@ -119,8 +119,13 @@ void bind_answers(nb::module_& m) {
         .def_ro("free", &Books::Starting::free, "Blocks, by window, that are left for the requests asked about next.")
         .def_ro("tokens_found", &Books::Starting::tokens_found,
                 "Tokens in whole cached blocks of the request asked about last.")
-        .def("fits", &Books::Starting::fits, "blocks"_a,
-             "Whether so many are left for the request asked about last, instead of those that were found for it.")
+        .def(
+            "fits",
+            [](Books::Starting& self, nb::handle blocks) {
+                return self.fits(read_integers<std::uint64_t>(blocks, {"fits, blocks"}));
+            },
+            "blocks"_a.none(), nb::sig("def fits(self, blocks: Any) -> bool"),
+            "Whether so many are left for the request asked about last, instead of those that were found for it.")
         .def("charge", &Books::Starting::charge, "The request asked about last starts.")
         .def("__repr__",
              [](const Books::Starting& s) { return Repr("Starting").add("windows", s.free.size()).text(); });
@@ -237,10 +242,12 @@ void bind_states(BooksClass& c) {
             "Blocks, by window, that these requests take until their last tokens, besides those held or kept for them.")
         .def(
             "start",
-            [](Books& self, std::vector<std::int64_t> free) {
-                return without_gil([&] { return self.start(std::move(free)); });
+            [](Books& self, nb::handle free) {
+                auto blocks = read_integers<std::int64_t>(free, {"start, free"});
+                return without_gil([&] { return self.start(std::move(blocks)); });
             },
-            "free"_a, "Begins a scheduler's pass with so many blocks, by window.")
+            "free"_a.none(), nb::sig("def start(self, free: Any) -> Starting"),
+            "Begins a scheduler's pass with so many blocks, by window.")
         .def(
             "ask",
             [](Books& self, Books::Starting& starting, const SharedPrompt& prompt, TokensNewMax tokens_new_max) {

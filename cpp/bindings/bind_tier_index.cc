@@ -25,11 +25,10 @@ TierPolicy policy_from(const std::string& name) {
     return name == "all" ? TierPolicy::all : TierPolicy::adaptive;
 }
 
-void init_index(TierIndex* self, std::int64_t slots, std::int64_t tokens_per_block, std::int64_t hash_bits,
+void init_index(TierIndex* self, Named<std::uint32_t, "slots"> slots,
+                Named<std::uint32_t, "tokens_per_block"> tokens_per_block, Named<std::uint32_t, "hash_bits"> hash_bits,
                 const std::string& admission) {
-    new (self) TierIndex(narrowed<std::uint32_t>(slots, {"slots"}),
-                         narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
-                         narrowed<std::uint32_t>(hash_bits, {"hash_bits"}), policy_from(admission));
+    new (self) TierIndex(slots, tokens_per_block, hash_bits, policy_from(admission));
 }
 
 TierSequenceId open_sequence(TierIndex& self, NamedLora lora_id, nb::handle salt, nb::handle extra_keys) {
@@ -43,21 +42,15 @@ void extend(TierIndex& self, TierSequenceId sequence, nb::handle tokens) {
     without_gil([&] { self.extend(sequence, std::move(values)); });
 }
 
-std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, std::int64_t end, std::int64_t known,
-                               nb::handle priorities, bool reused) {
-    std::vector<Priority> given;
-    for (const std::uint32_t one : read_integers<std::uint32_t>(priorities, {"claim, priorities"})) {
-        given.push_back(narrowed<Priority>(one, {"claim, priorities"}));
-    }
-    const auto blocks = narrowed<std::uint32_t>(end, {"claim, end"});
-    const auto leading = narrowed<std::uint32_t>(known, {"claim, known"});
-    return without_gil([&] { return self.claim(sequence, blocks, leading, given, reused); });
+std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, Named<std::uint32_t, "end"> end,
+                               Named<std::uint32_t, "known"> known, nb::handle priorities, bool reused) {
+    const auto given = read_integers<Priority>(priorities, {"claim, priorities"});
+    return without_gil([&] { return self.claim(sequence, end, known, given, reused); });
 }
 
-std::vector<TierSlot> pin(TierIndex& self, TierSequenceId sequence, std::int64_t first, std::int64_t end) {
-    const auto begin = narrowed<std::uint32_t>(first, {"pin, first"});
-    const auto behind = narrowed<std::uint32_t>(end, {"pin, end"});
-    return without_gil([&] { return self.pin(sequence, begin, behind); });
+std::vector<TierSlot> pin(TierIndex& self, TierSequenceId sequence, Named<std::uint32_t, "first"> first,
+                          Named<std::uint32_t, "end"> end) {
+    return without_gil([&] { return self.pin(sequence, first, end); });
 }
 
 template <auto method>

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/manager_class.h"
+#include "bindings/named_integers.h"
 #include "bindings/repr.h"
 #include "bindings/strong_numbers.h"
 #include "bindings/wide_integers.h"
@@ -18,9 +19,9 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-std::uint64_t truncate_blocks(BlockManager& self, const SequenceRequest& request, std::int64_t tokens_kept) {
-    const auto kept = narrowed<std::uint32_t>(tokens_kept, {"tokens_kept", request.request->id});
-    return without_gil([&] { return self.truncate_blocks(request.request, kept); });
+std::uint64_t truncate_blocks(BlockManager& self, const SequenceRequest& request,
+                              Named<std::uint32_t, "tokens_kept"> tokens_kept) {
+    return without_gil([&] { return self.truncate_blocks(request.request, tokens_kept); });
 }
 
 void bind_preemption(ManagerClass& c) {

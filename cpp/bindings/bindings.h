@@ -41,7 +41,7 @@ Salt read_salt(nanobind::handle salt, const Field& field);
 std::vector<ExtraKey> read_extra_keys(nanobind::handle keys, const Field& field);
 
 // Makes a request of what Python says of it. Errors name the request and the field.
-RequestPtr read_request(RequestId id, nanobind::handle tokens, std::int64_t beam_width,
+RequestPtr read_request(RequestId id, nanobind::handle tokens, std::uint32_t beam_width,
                         std::optional<std::int64_t> lora_id, nanobind::handle salt, nanobind::handle extra_keys,
                         const Retention* retention);
 

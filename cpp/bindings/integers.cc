@@ -322,7 +322,9 @@ T read_integer(nb::handle object, const Field& field) {
                                 std::to_string(std::numeric_limits<T>::max()));
 }
 
+template std::uint8_t read_integer(nb::handle, const Field&);
 template std::uint32_t read_integer(nb::handle, const Field&);
+template std::int32_t read_integer(nb::handle, const Field&);
 template std::uint64_t read_integer(nb::handle, const Field&);
 template std::int64_t read_integer(nb::handle, const Field&);
 
@@ -340,7 +342,9 @@ std::vector<T> read_integers(nb::handle object, const Field& field) {
     wrong_type(field, "'" + name_of_type(object) + "'");
 }
 
+template std::vector<std::int64_t> read_integers(nb::handle, const Field&);
 template std::vector<std::int32_t> read_integers(nb::handle, const Field&);
+template std::vector<std::uint8_t> read_integers(nb::handle, const Field&);
 template std::vector<std::uint32_t> read_integers(nb::handle, const Field&);
 template std::vector<std::uint64_t> read_integers(nb::handle, const Field&);
 

@@ -24,29 +24,21 @@ struct Field {
 // The object as an error message shows it. It never fails, although an integer of thousands of digits has no repr.
 std::string shown(nanobind::handle object);
 
-// Single numbers arrive in a wide type, so that one that does not fit is refused by name and not as an argument of the
-// wrong type.
-template <class T>
-T narrowed(std::int64_t value, const Field& field) {
-    if (!std::in_range<T>(value)) {
-        throw std::invalid_argument(field.text() + " is " + std::to_string(value) + ": 0 to " +
-                                    std::to_string(std::numeric_limits<T>::max()));
-    }
-    return static_cast<T>(value);
-}
-
-template <class T>
-std::optional<T> narrowed(std::optional<std::int64_t> value, const Field& field) {
-    return value ? std::optional(narrowed<T>(*value, field)) : std::nullopt;
-}
-
 // Reads one int, or what Python takes for one. Raises TypeError for anything else, and ValueError if it does not fit.
 template <class T>
 T read_integer(nanobind::handle object, const Field& field);
 
+extern template std::uint8_t read_integer(nanobind::handle, const Field&);
 extern template std::uint32_t read_integer(nanobind::handle, const Field&);
+extern template std::int32_t read_integer(nanobind::handle, const Field&);
 extern template std::uint64_t read_integer(nanobind::handle, const Field&);
 extern template std::int64_t read_integer(nanobind::handle, const Field&);
+
+// The same, and None.
+template <class T>
+std::optional<T> read_optional_integer(nanobind::handle object, const Field& field) {
+    return object.is_none() ? std::nullopt : std::optional(read_integer<T>(object, field));
+}
 
 // Reads lists and tuples of ints, buffers (numpy, array.array, memoryview) and DLPack CPU tensors, all one-dimensional.
 // Arrays may be strided. Raises TypeError for anything but integers, and ValueError for a value that does not fit or a
@@ -54,7 +46,9 @@ extern template std::int64_t read_integer(nanobind::handle, const Field&);
 template <class T>
 std::vector<T> read_integers(nanobind::handle object, const Field& field);
 
+extern template std::vector<std::int64_t> read_integers(nanobind::handle, const Field&);
 extern template std::vector<std::int32_t> read_integers(nanobind::handle, const Field&);
+extern template std::vector<std::uint8_t> read_integers(nanobind::handle, const Field&);
 extern template std::vector<std::uint32_t> read_integers(nanobind::handle, const Field&);
 extern template std::vector<std::uint64_t> read_integers(nanobind::handle, const Field&);
 

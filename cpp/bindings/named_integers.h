@@ -20,7 +20,7 @@ struct ArgumentName {
     char text[size];
 };
 
-// T is std::uint32_t, std::uint64_t or std::int64_t, or an optional of one: then None is taken as well.
+// T is a type that read_integer() reads, or an optional of one: then None is taken as well.
 template <class T, ArgumentName argument>
 struct Named {
     // NOLINTNEXTLINE(misc-explicit-constructor): it is the number, once it has been read
@@ -45,9 +45,7 @@ struct type_caster<kvfix::bindings::Named<T, argument>> {
 
     bool from_python(handle object, std::uint8_t, cleanup_list*) {
         if constexpr (kTakesNone) {
-            value.value = object.is_none()
-                              ? std::nullopt
-                              : T(kvfix::bindings::read_integer<typename T::value_type>(object, {argument.text}));
+            value.value = kvfix::bindings::read_optional_integer<typename T::value_type>(object, {argument.text});
         } else {
             value.value = kvfix::bindings::read_integer<T>(object, {argument.text});
         }

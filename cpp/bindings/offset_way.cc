@@ -68,7 +68,12 @@ void read_range(nb::handle range, std::vector<std::uint32_t>& numbers) {
     const auto step = nb::cast<std::int64_t>(range.attr("step"));
     const std::size_t count = nb::len(range);
     for (std::size_t i = 0; i < count; ++i) {
-        numbers.push_back(narrowed<std::uint32_t>(start + static_cast<std::int64_t>(i) * step, {"rows"}));
+        const std::int64_t row = start + static_cast<std::int64_t>(i) * step;
+        if (!std::in_range<std::uint32_t>(row)) {
+            throw std::invalid_argument("rows is " + std::to_string(row) + ": 0 to " +
+                                        std::to_string(std::numeric_limits<std::uint32_t>::max()));
+        }
+        numbers.push_back(static_cast<std::uint32_t>(row));
     }
 }
 
@@ -201,9 +206,8 @@ std::shared_ptr<const OffsetWay> LastWay::between(nb::handle dst, nb::handle tab
 }
 
 std::span<const std::uint32_t> read_rows(nb::handle rows, const OffsetStager& stager) {
-    return PyLong_CheckExact(rows.ptr())
-               ? stager.first_rows(narrowed<std::uint32_t>(nb::cast<std::int64_t>(rows), {"rows"}))
-               : listed_rows(rows);
+    return PyLong_CheckExact(rows.ptr()) ? stager.first_rows(read_integer<std::uint32_t>(rows, {"rows"}))
+                                         : listed_rows(rows);
 }
 
 void copy_pages(nb::handle table, nb::handle rows, nb::handle own) {

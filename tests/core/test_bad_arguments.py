@@ -12,6 +12,7 @@ from trtllm_kvfix.native import (
     BlockManagerConfig,
     OutOfBlocks,
     Prompt,
+    RequestBooks,
     Retention,
     SequenceRequest,
     UnknownRequest,
@@ -80,7 +81,33 @@ REFUSED_BY_NAME: list[tuple[str, int, Callable[[BlockManager, Any], object]]] = 
     ("request_id", 64, lambda m, number: m.commit_and_get_block_hashes(number)),
     ("ticket", 64, lambda m, number: m.complete(number)),
     ("ticket", 64, lambda m, number: m.fail(number)),
+    ("tokens_kept", 32, lambda m, number: m.truncate_blocks(SequenceRequest(1, [1]), number)),
+    ("computed", 32, lambda m, number: m.add_token(1, computed=number)),
+    ("computed", 32, lambda m, number: m.remove_sequence(1, computed=number)),
+    ("request 1, beam_width", 32, lambda _, number: SequenceRequest(1, [1], beam_width=number)),
+    ("retention token_start", 32, lambda _, number: Retention([(number, None, 35, None)])),
+    ("retention token_end", 32, lambda _, number: Retention([(0, number, 35, None)])),
+    ("retention priority", 8, lambda _, number: Retention([(0, 1, number, None)])),
+    ("retention duration_ms", 32, lambda _, number: Retention([(0, 1, 35, number)])),
+    ("retention decode_priority", 8, lambda _, number: Retention(decode_priority=number)),
+    ("retention decode_duration_ms", 32, lambda _, number: Retention(decode_duration_ms=number)),
     ("tokens_per_block", 32, lambda _, number: BlockManagerConfig(tokens_per_block=number, blocks_primary=4)),
+    ("blocks_primary", 32, lambda _, number: BlockManagerConfig(tokens_per_block=4, blocks_primary=number)),
+    (
+        "blocks_primary",
+        32,
+        lambda _, number: BlockManagerConfig(tokens_per_block=4, window_sizes=[4], blocks_primary={4: number}),
+    ),
+    (
+        "blocks_host",
+        32,
+        lambda _, number: BlockManagerConfig(tokens_per_block=4, blocks_primary=4, blocks_host=number),
+    ),
+    (
+        "offload_priority_min",
+        8,
+        lambda _, number: BlockManagerConfig(tokens_per_block=4, blocks_primary=4, offload_priority_min=number),
+    ),
 ]
 
 
@@ -104,15 +131,44 @@ def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_argument(
         ("lora_id", lambda _, number: SequenceRequest(1, [1], lora_id=number)),
         ("lora_id", lambda _, number: Prompt(1, [1], lora_id=number)),
         ("now_ms", lambda m, number: m.advance_time(number)),
+        ("scale", lambda m, number: m.copy_batch_block_offsets(table(m), [], 1, 0, scale=number)),
+        ("v_offset", lambda m, number: m.copy_batch_block_offsets(table(m), [], 1, 0, v_offset=number)),
     ],
 )
 def test_so_is_a_signed_number(name: str, call: Callable[[BlockManager, Any], object]) -> None:
     m = manager(primary=8)
-    for number in (-(2**63) - 1, 2**63):
-        with pytest.raises(ValueError, match=f"^{name} is {number}: -{2**63} to {2**63 - 1}$"):
+    end = 2**31 if name in ("scale", "v_offset") else 2**63
+    for number in (-end - 1, end):
+        with pytest.raises(ValueError, match=f"^{name} is {number}: -{end} to {end - 1}$"):
             call(m, number)
     with pytest.raises(TypeError, match=f"^{name}: expected an int, got '1'$"):
         call(m, "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("start, free", lambda books, number: books.start([number])),
+        ("fits, blocks", lambda books, number: books.start([4]).fits([number])),
+        (
+            "window_sizes",
+            lambda _, number: BlockManagerConfig(tokens_per_block=4, blocks_primary=4, window_sizes=[number]),
+        ),
+    ],
+)
+def test_so_is_a_number_in_a_list(name: str, call: Callable[[RequestBooks, Any], object]) -> None:
+    books = RequestBooks(manager(primary=8))
+    with pytest.raises(ValueError, match=f"^{name}.*{2**70}"):
+        call(books, 2**70)
+    for other in (1.5, "1", True):
+        with pytest.raises(TypeError, match=f"^{name}: expected .* ints, got '{type(other).__name__}' at position 0$"):
+            call(books, other)
+
+
+@pytest.mark.parametrize("ranges", [7, [7], [(0, 4)], [(0, 4, 35)], None])
+def test_ranges_that_are_no_ranges_are_refused(ranges: Any) -> None:
+    with pytest.raises(TypeError, match=r"^retention ranges: expected .*, got "):
+        Retention(ranges)
 
 
 def test_a_digest_has_a_limit_that_no_digest_reaches() -> None:
@@ -202,6 +258,7 @@ def test_retention_that_makes_no_sense_is_refused(ranges: list[tuple[int, int | 
         {"beam_width": 0},
         {"beam_width": -1},
         {"extra_keys": [(-1, 2, b"x")]},
+        {"extra_keys": [(2**70, 2, b"x")]},
         {"extra_keys": [(0, 9, b"x")]},
         {"extra_keys": [(2, 2, b"x")]},
         {"extra_keys": [(1, 3, b"x"), (2, 4, b"y")]},
@@ -223,7 +280,7 @@ HUGE = 10**5000  # Python refuses to print it
         {"salt": 2**63},
         {"salt": True},
         {"salt": 1.5},
-        {"extra_keys": [(HUGE, 2, b"x")]},
+        {"extra_keys": [("1", 2, b"x")]},
         {"extra_keys": [(1, 2, "x")]},
     ],
     ids=lambda options: f"{next(iter(options))} {type(next(iter(options.values()))).__name__}",
