@@ -135,9 +135,14 @@ class ReplayFence:
         """For the methods of `CudaGraphLoraParams` that fill its host tables in place."""
 
         def write(params: Any, *args: Any, **kwargs: Any) -> Any:
-            reads = self._reads_of(params)
-            if reads is not None:
-                reads.wait()
+            try:
+                reads = self._reads_of(params)
+            except Exception as error:
+                fuses.of(ID).fault(error)
+                finish()
+            else:
+                if reads is not None:
+                    reads.wait()
             return original(params, *args, **kwargs)
 
         return write
