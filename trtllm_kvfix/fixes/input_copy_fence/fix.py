@@ -59,9 +59,7 @@ class InputFence:
         inputs.pending[mark] = id(engine)
 
     def wait(self, engine: Any = None) -> None:
-        """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
-        if not self._inputs.pending:
-            return
+        """Wait for the last inputs of one engine, or of all. It raises nothing."""
         due: list[MovableMark] | None = None
         try:
             due = self._due(engine)
@@ -80,7 +78,8 @@ class InputFence:
         """For `PyTorchModelEngine._prepare_inputs`, which runs on the stream that the copies are enqueued on."""
 
         def _prepare_inputs(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self.wait(engine)
+            if self._inputs.pending:
+                self.wait(engine)
             inputs = original(engine, *args, **kwargs)
             if not self._tried.blown:
                 try:
@@ -101,7 +100,8 @@ class InputFence:
         """For the steps of the loop that may write any host buffer."""
 
         def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            self.wait()
+            if self._inputs.pending:
+                self.wait()
             return original(executor, *args, **kwargs)
 
         return step
