@@ -18,8 +18,8 @@ takes the host's share alone, on the simulated device.
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,9 +79,11 @@ def main() -> int:
     names = [loop.name for loop in LOOPS]
     parser.add_argument("--loops", nargs="+", choices=names, default=names, help="default: all")
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES, help="default: all")
+    parser.add_argument("--steps-ms", nargs="+", type=int, choices=STEPS_MS, default=STEPS_MS, help="default: all")
+    parser.add_argument("--host-servers", type=int, default=1, metavar="TIMES", help="so many times as many")
     options = parser.parse_args()
     batches, rounds = (BATCHES[:1], 1) if options.quick else (options.batches, ROUNDS)
-    steps_ms, cycles_per_ms = (STEPS_MS, spin_rate()) if options.device == "torch" else (STEPS_MS[:1], 0.0)
+    steps_ms, cycles_per_ms = (options.steps_ms, spin_rate()) if options.device == "torch" else (STEPS_MS[:1], 0.0)
 
     def rows() -> Iterator[Row]:
         for loop in (each for each in LOOPS if each.name in options.loops):
@@ -90,19 +92,17 @@ def main() -> int:
                 arms = loop.arms()
                 for batch in batches:
                     for step_ms in steps_ms:
-                        yield from compared(loop, batch, step_ms, round(step_ms * cycles_per_ms), arms, rounds)
+                        cycles = round(step_ms * cycles_per_ms)
+                        servers = 1 if cycles else HOST_SERVERS[batch] * options.host_servers
+                        taken = [iterations(loop, batch, cycles, Turns(arms, rounds)) for _ in range(servers)]
+                        yield from compared(f"{loop.name}-batch{batch}-step{step_ms}ms", taken, arms, idle=not cycles)
 
     report("loop.csv", rows(), options.results)
     return 0
 
 
-def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], rounds: int) -> Iterator[Row]:
-    servers = []
-    for _ in range(1 if cycles else HOST_SERVERS[batch]):
-        with quiet_garbage_collector():
-            servers.append(iterations(loop, batch, cycles, arms, rounds))
-    name = f"{loop.name}-batch{batch}-step{step_ms}ms"
-    for clock, metric in (("host_us", "iteration_us"),) if cycles else zip(CLOCKS, CLOCKS, strict=True):
+def compared(name: str, servers: Sequence[dict[str, Taken]], arms: Sequence[str], *, idle: bool) -> Iterator[Row]:
+    for clock, metric in zip(CLOCKS, CLOCKS, strict=True) if idle else (("host_us", "iteration_us"),):
         taken = [server[clock] for server in servers]
         values = {arm: np.concatenate([us for turns in taken for of, us in turns if of == arm]) for arm in arms}
         base = float(np.median(values[OFF]))
@@ -122,10 +122,11 @@ def added_by(arm: str, turns: Taken) -> Iterator[float]:
             yield middles[at] - (middles[at - 1] + middles[at + 1]) / 2
 
 
-def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], rounds: int) -> dict[str, Taken]:
+def iterations(
+    loop: Loop, batch: int, cycles: int, turns: "Turns", clocks: Mapping[str, Callable[[], int]] = CLOCKS
+) -> dict[str, Taken]:
     """Microseconds between forward steps of one server, whose arm changes while it runs, by each clock."""
-    turns = Turns(arms, rounds)
-    measured = len(turns.order) * TURN
+    measured = len(turns.order) * turns.length
     steps = LED_IN + measured
     tokens = PROMPT + steps + TOKENS_PER_BLOCK
     cache = {"max_tokens": batch * (tokens + TOKENS_PER_BLOCK), "enable_block_reuse": False}
@@ -133,17 +134,17 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], rounds:
     args["max_num_tokens"] = batch * PROMPT  # all prompts in one step: from then on every step has the whole batch
     args |= {"lora_config": {"max_loras": batch}} if loop.has_lora else {}
     server = Server(args, response_s_max=120)
-    begun: dict[str, list[int]] = {metric: [] for metric in CLOCKS}
+    begun: dict[str, list[int]] = {metric: [] for metric in clocks}
     sizes: list[int] = []  # of the batches
     engine = server.executor.model_engine
     forward = engine._forward_step  # no fix replaces it
 
     def timed(inputs: dict[str, Any], attn_metadata: Any) -> Any:
         step = len(sizes) - LED_IN
-        if step >= 0 and step % TURN == 0:
+        if step >= 0 and step % turns.length == 0:
             turns.next()
         sizes.append(len(attn_metadata.request_ids))
-        for metric, clock in CLOCKS.items():
+        for metric, clock in clocks.items():
             begun[metric].append(clock())
         return forward(inputs, attn_metadata)
 
@@ -151,7 +152,8 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], rounds:
     if cycles:
         make_it_compute(engine, cycles, in_graph=loop.has_lora)
     try:
-        server.serve([request(server, loop, number, steps) for number in range(batch)])
+        with quiet_garbage_collector():
+            server.serve([request(server, loop, number, steps) for number in range(batch)])
     finally:
         turns.close()
     smallest = min(sizes[LED_IN : LED_IN + measured])
@@ -187,25 +189,36 @@ def make_it_compute(engine: Any, cycles: int, *, in_graph: bool) -> None:
 class Turns:
     """The arms in turn, each applied in the middle of the loop, and the loop without fixes before and after each."""
 
-    def __init__(self, arms: Sequence[str], rounds: int) -> None:
+    def __init__(
+        self,
+        arms: Sequence[str],
+        rounds: int,
+        apply: "Callable[[str], AbstractContextManager[Any]] | None" = None,
+        *,
+        length: int = TURN,
+        left_out: int = LEFT_OUT,
+    ) -> None:
         fixed = [arm for arm in arms if arm != OFF]
         back_and_forth = [arm for number in range(rounds) for arm in (fixed if number % 2 == 0 else reversed(fixed))]
         self.order = [OFF, *(arm for each in back_and_forth for arm in (each, OFF))]
+        self.length = length  # in iterations
+        self._left_out = left_out
+        self._apply = apply or applied
         self._left = iter(self.order)
         self._now = ExitStack()
 
     def next(self) -> None:
         self._now.close()
         arm = next(self._left, OFF)  # requests go on a little behind the last turn
-        self._now.enter_context(applied(arm))
+        self._now.enter_context(self._apply(arm))
 
     def close(self) -> None:
         self._now.close()
 
     def sort(self, spent_us: Any) -> Taken:
-        return [
-            (arm, spent_us[number * TURN + LEFT_OUT : (number + 1) * TURN - 1]) for number, arm in enumerate(self.order)
-        ]
+        begins = range(0, len(self.order) * self.length, self.length)
+        taken = [spent_us[begin + self._left_out : begin + self.length - 1] for begin in begins]
+        return list(zip(self.order, taken, strict=True))
 
 
 def needed() -> tuple[str, ...]:

@@ -282,8 +282,9 @@ def replay_graphs(_: Fault) -> None:
     assert [*server.witness.corrupt("lora slots"), *server.witness.corrupt("lora weights")] == []
 
 
-PLACES = tuple(
-    Fault(f"{ROOM}.fix.{name}", variant, replay_graphs)
-    for variant in HANDS_TABLES_TO_GRAPHS
-    for name in ("_params_in", "current_place", "MovableMark", "MovableMark.record", "MovableMark.wait", "wait_for")
+CALLS = (
+    *(f"{ROOM}.fix.{name}" for name in ("ReplayFence._reads_of", "current_place", "wait_for")),
+    *(f"staging.mark.MovableMark{name}" for name in ("", ".record", ".wait")),
 )
+
+PLACES = tuple(Fault(name, variant, replay_graphs) for variant in HANDS_TABLES_TO_GRAPHS for name in CALLS)

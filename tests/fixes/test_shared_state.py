@@ -9,6 +9,7 @@ from tests.torture.engines import SERVINGS, needed, serve_side_by_side
 GUARDED = {
     "BudgetKeeper._kept": "one entry for each manager, set and taken in one step of the interpreter; never walked",
     "BudgetKeeper._limits": "one entry for each engine, set and taken in one step of the interpreter; never walked",
+    "BudgetKeeper._learned_last": "of whichever engine scheduled last; a lost update costs one look-up",
     "CopyFilter._forgotten": "one entry for each filter and tensor, and forgetting one twice ships it once more",
     "CopyFilter._shipped": "of each tensor, set and taken in one step of the interpreter",
     "Counter._value": "a lock in each counter",

@@ -1,11 +1,14 @@
 """The place of a thread: said by on_stream, nested, never seen by another thread."""
 
+import sys
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import current_place, on_stream
+from trtllm_kvfix.staging import current_place, on_stream, place
 from trtllm_kvfix.staging.place import stream_for
 
 
@@ -38,3 +41,41 @@ def test_copies_to_a_tensor_go_to_the_place_of_the_thread_that_makes_them() -> N
     for stream in (1, 2):
         with on_stream(device, stream):
             assert asked() == stream
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """What is asked of torch once is asked anew."""
+    kept = (place._torch_cuda, place._device_of_torch, place.stream_of_torch, place._device)
+    for each in kept:
+        each.cache_clear()
+    yield
+    for each in kept:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize("has_shortcuts", [True, False])
+def test_torchs_device_and_stream_are_the_place_of_a_thread_that_names_none(
+    has_shortcuts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def current_device() -> int:
+        """It also initialises CUDA."""
+        asked.append("device")
+        return 1
+
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        current_device=current_device,
+        current_stream=lambda index: SimpleNamespace(cuda_stream=7 + index),
+    )
+    shortcuts = {"_cuda_getDevice": lambda: 1, "_cuda_getCurrentRawStream": lambda index: 7 + index}
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=SimpleNamespace(**shortcuts if has_shortcuts else {}))
+    )
+    opened = native.open_device("cpu")
+    monkeypatch.setattr(native, "open_device", lambda _: opened)
+    assert [current_place() for _ in range(3)] == [(opened, 8)] * 3
+    assert len(asked) == (1 if has_shortcuts else 4)

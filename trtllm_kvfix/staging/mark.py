@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from trtllm_kvfix import native
 from trtllm_kvfix.forks import HomeProcess
+from trtllm_kvfix.staging.place import StreamPlace
 
 
 class MovableMark:
@@ -34,3 +35,11 @@ class MovableMark:
         with suppress(Exception):  # one that was never made, or a device that is gone
             if not self._home.left():
                 self._device.destroy_event(self._event)
+
+
+class MarksByPlace(dict[StreamPlace, MovableMark]):
+    """The mark of each place, made when it is asked for. Not for two threads at once."""
+
+    def __missing__(self, place: StreamPlace) -> MovableMark:
+        mark = self[place] = MovableMark(*place)
+        return mark

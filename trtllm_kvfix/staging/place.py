@@ -6,6 +6,7 @@ On a GPU that is torch's current stream. For memory of our own there is no torch
         manager.copy_batch_block_offsets(...)
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def current_place() -> StreamPlace:
     place: StreamPlace | None = getattr(_said, "place", None)
     if place is not None:
         return place
-    index = _torch_cuda().current_device()
+    index = _device_of_torch()()
     return StreamPlace(_device(index), stream_of_torch()(index))
 
 
@@ -58,6 +59,16 @@ def stream_of_torch() -> Callable[[int], int]:
 
     shortcut: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return shortcut or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
+
+
+@cache
+def _device_of_torch() -> Callable[[], int]:
+    """Asks torch for the number of this thread's device, past the question whether CUDA has been initialised, which
+    torch takes longer to answer."""
+    cuda = _torch_cuda()
+    cuda.current_device()
+    shortcut: Callable[[], int] | None = getattr(sys.modules["torch"]._C, "_cuda_getDevice", None)
+    return shortcut or cuda.current_device
 
 
 @cache

@@ -8,10 +8,9 @@ cannot be staged elsewhere.
 Only tables that a graph reads make a step wait: without LoRA on experts, no event is recorded.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
@@ -22,7 +21,7 @@ from trtllm_kvfix.overlay import fuse as fuses
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
-from trtllm_kvfix.staging import MovableMark, current_place
+from trtllm_kvfix.staging import MarksByPlace, current_place
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -38,7 +37,7 @@ class Reads:
 
     def __init__(self, fuse: Fuse) -> None:
         self._fuse = fuse
-        self._marks: dict[tuple[int, str], MovableMark] = {}  # by stream and device
+        self._marks = MarksByPlace()
         self._is_tracked = True  # False: something may be pending that has no mark
 
     def mark(self) -> None:
@@ -46,11 +45,7 @@ class Reads:
         if self._fuse.blown:
             return
         try:
-            place = current_place()
-            key = (place.stream, place.device.name)
-            if key not in self._marks:
-                self._marks[key] = MovableMark(place.device, place.stream)
-            self._marks[key].record()
+            self._marks[current_place()].record()
         except Exception as error:
             self._fuse.fault(error)
             self.lose_track()
@@ -96,8 +91,8 @@ class ReplayFence:
 
     def __init__(self, kind: type[Reads] = Reads) -> None:
         self._kind = kind
-        self._reads: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
-        self._lock = threading.Lock()  # guards what is added to `_reads`, and a walk over it; engines have threads
+        # By the owner. Engines have threads, so it is never walked: an entry is set and taken in one step.
+        self._reads: dict[ref[Any], Reads] = {}
 
     def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `CudaGraphLoraParams.get_moe_slot_inputs`: from now on, a graph may have the tables' addresses.
@@ -140,9 +135,14 @@ class ReplayFence:
         """For the methods of `CudaGraphLoraParams` that fill its host tables in place."""
 
         def write(params: Any, *args: Any, **kwargs: Any) -> Any:
-            reads = self._reads_of(params)
-            if reads is not None:
-                reads.wait()
+            try:
+                reads = self._reads_of(params)
+            except Exception as error:
+                fuses.of(ID).fault(error)
+                finish()
+            else:
+                if reads is not None:
+                    reads.wait()
             return original(params, *args, **kwargs)
 
         return write
@@ -150,35 +150,31 @@ class ReplayFence:
     def _reads_of(self, params: Any) -> Reads | None:
         """The reads of these tables; None if no graph has them. Tables that a graph got before this fence was installed
         are found as well."""
-        reads = self._reads.get(params)
+        reads = self._reads.get(ref(params))
         if reads is None and getattr(params, HANDED_OUT, None):
             reads = self._follow(params)
             reads.lose_track()
         return reads
 
     def _follow(self, params: Any) -> Reads:
-        with self._lock:
-            return self._reads.setdefault(params, self._kind(fuses.of(ID)))
+        return self._reads.setdefault(ref(params, self._forget), self._kind(fuses.of(ID)))
+
+    def _forget(self, owner: "ref[Any]") -> None:
+        self._reads.pop(owner, None)
 
     def _enqueued(self, inputs: Any) -> None:
         """Upstream's call has returned, or raised when a part of its work was enqueued already."""
         try:
-            params = _params_in(inputs)
+            lora_params = inputs.get("lora_params")  # None where the step has no LoRA
+            params = lora_params.get("cuda_graph_params") if lora_params else None
             reads = None if params is None else self._reads_of(params)
         except Exception as error:
             fuses.of(ID).fault(error)
-            with self._lock:
-                for each in self._reads.values():  # their owner is not known
-                    each.lose_track()
+            for each in [*self._reads.values()]:  # their owner is not known
+                each.lose_track()
             return
         if reads is not None:
             reads.mark()
-
-
-def _params_in(inputs: Mapping[str, Any]) -> Any:
-    """The owner of the tables that this step's graph reads, None where the step has no LoRA."""
-    lora_params = inputs.get("lora_params")
-    return lora_params.get("cuda_graph_params") if lora_params else None
 
 
 # ---- when it is needed, and what it replaces ----

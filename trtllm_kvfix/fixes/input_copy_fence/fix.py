@@ -13,6 +13,7 @@ If our own code fails, the fence waits for the whole stream. It does the same wh
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
-from trtllm_kvfix.staging import MovableMark, StreamPlace, current_place
+from trtllm_kvfix.staging import MarksByPlace, MovableMark, current_place
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -33,15 +34,12 @@ if TYPE_CHECKING:
 ID = "input-copy-fence"
 
 
-Key = tuple[int, StreamPlace]  # engine, and where it enqueues
-
-
 class _OfThread(threading.local):
     """The inputs that a thread has enqueued, and those of them that it has not waited for."""
 
     def __init__(self) -> None:
-        self.marks: dict[Key, MovableMark] = {}
-        self.pending: dict[Key, MovableMark] = {}
+        self.marks: defaultdict[int, MarksByPlace] = defaultdict(MarksByPlace)  # by the engine's identity
+        self.pending: dict[MovableMark, int] = {}
 
 
 class InputFence:
@@ -55,19 +53,13 @@ class InputFence:
         self._tried = fuse.of(ID)
 
     def record(self, engine: Any) -> None:
-        place = current_place()
-        key = (id(engine), place)
         inputs = self._inputs
-        mark = inputs.marks.get(key)
-        if mark is None:
-            mark = inputs.marks[key] = MovableMark(*place)
+        mark = inputs.marks[id(engine)][current_place()]
         mark.record()
-        inputs.pending[key] = mark
+        inputs.pending[mark] = id(engine)
 
     def wait(self, engine: Any = None) -> None:
-        """Wait for the last inputs of one engine, or of all. It raises nothing. If no wait is due, it is free."""
-        if not self._inputs.pending:
-            return
+        """Wait for the last inputs of one engine, or of all. It raises nothing."""
         due: list[MovableMark] | None = None
         try:
             due = self._due(engine)
@@ -86,7 +78,8 @@ class InputFence:
         """For `PyTorchModelEngine._prepare_inputs`, which runs on the stream that the copies are enqueued on."""
 
         def _prepare_inputs(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self.wait(engine)
+            if self._inputs.pending:
+                self.wait(engine)
             inputs = original(engine, *args, **kwargs)
             if not self._tried.blown:
                 try:
@@ -107,7 +100,8 @@ class InputFence:
         """For the steps of the loop that may write any host buffer."""
 
         def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            self.wait()
+            if self._inputs.pending:
+                self.wait()
             return original(executor, *args, **kwargs)
 
         return step
@@ -116,10 +110,13 @@ class InputFence:
         pending = self._inputs.pending
         # Unlike `list(...)`, this takes one of the lists that Python keeps, and so adds none to them.
         if engine is None:
-            due = [*pending.values()]
+            due = [*pending]
             pending.clear()
             return due
-        return [pending.pop(key) for key in [*pending] if key[0] == id(engine)]
+        due = [mark for mark, of in pending.items() if of == id(engine)]
+        for mark in due:
+            del pending[mark]
+        return due
 
 
 class ObservedFence(InputFence):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from trtllm_kvfix.fixes.batches import (
     Contexts,
@@ -209,6 +209,7 @@ class BudgetKeeper:
         self._votings = votings
         self._is_safe = is_safe
         self._limits: WeakKeyDictionary[Any, Limits | None] = WeakKeyDictionary()
+        self._learned_last: Callable[[], Any] = lambda: None  # the executor's that came here last, if it still lives
         self._kept: WeakKeyDictionary[Any, set[int]] = (
             WeakKeyDictionary()
         )  # sequences of requests that were put off, by manager
@@ -218,17 +219,18 @@ class BudgetKeeper:
         """For `PyExecutor._schedule`: runs in the loop before every batch, when the executor is complete."""
 
         def _schedule(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            if executor.resource_manager not in self._limits:
+            if self._learned_last() is not executor.resource_manager:
                 self._learn(executor)
             return original(executor, *args, **kwargs)
 
         return _schedule
 
     def fitting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For `ResourceManager.prepare_resources`."""
+        """For `ResourceManager.prepare_resources`. Generations alone cannot be put off."""
 
         def prepare_resources(resource_manager: Any, scheduled_batch: Any) -> Any:
-            current = self._begin(resource_manager, scheduled_batch)
+            has_contexts = scheduled_batch.context_requests
+            current = self._begin(resource_manager, scheduled_batch) if has_contexts else None
             if current is None:
                 return original(resource_manager, scheduled_batch)
             self._of_thread.current = current
@@ -276,6 +278,9 @@ class BudgetKeeper:
 
     def _learn(self, executor: Any) -> None:
         managers = executor.resource_manager
+        self._learned_last = ref(managers)
+        if managers in self._limits:
+            return
         self._limits[managers] = None
         voting = self._votings.of(managers)
         try:
@@ -288,10 +293,9 @@ class BudgetKeeper:
             voting.stand_down("the limits of this executor could not be read")
 
     def _begin(self, resource_manager: Any, batch: Any) -> Preparation | None:
-        """Begin a batch. None if it needs no check: in warm-up, before the loop has scheduled anything, and for
-        generations alone, which cannot be put off."""
+        """Begin a batch. None if it needs no check, as in warm-up, before the loop has scheduled anything."""
         limits = self._limits.get(resource_manager)
-        if limits is None or not batch.context_requests or self._fuse.blown:
+        if limits is None or self._fuse.blown:
             return None
         voting = self._votings.of(resource_manager)
         voting.begin()
