@@ -68,6 +68,16 @@ def test_hits_that_would_take_longer_than_computing_are_computed() -> None:
     assert "hits by the tokens that they add" in shown and f"{short['load_ms']:,.1f} ms" in shown
 
 
+def test_hits_of_each_policy_are_told_apart() -> None:
+    sizes = ("--bytes-per-block", str(1 << 20), "--sweep", "400MiB", "--iteration-ms", "20")
+    speeds = ("--host-gb-per-s", "50", "--prefill-tokens-per-s", "5000")
+    shown = run("--generate", "chat", "--compare-policies", *sizes, *speeds).stdout
+    of_hits = shown.partition("hits by the tokens")[2].splitlines()
+    assert {line.split(" host ")[0].strip() for line in of_hits if " host " in line and " ms" in line} == {
+        "400.0 MiB, all", "400.0 MiB, adaptive",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
