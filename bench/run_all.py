@@ -19,9 +19,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="about a minute, for a look; not for figures to quote")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="drivers of other managers, for bench_admission.py")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a request trace, for the programs that replay one"
-    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a request trace, for the programs that replay one")
     arguments = parser.parse_args()
     failed = []
     for script in sorted(HERE.glob("bench_*.py")):
