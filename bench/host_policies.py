@@ -244,3 +244,98 @@ CANDIDATES: dict[str, Callable[[int], Lru]] = {
     "S3-FIFO": S3Fifo,
     "TinyLFU": TinyLfu,
 }
+
+
+class ExclusiveLru:
+    """Gets each block when the GPU evicts it, and gives it back when it is asked for: no block is in both."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.here: OrderedDict[int, None] = OrderedDict()
+        self.stored = 0
+
+    def asked(self, blocks: Blocks, on_gpu: int, reusable: int) -> int:
+        """Counts the blocks behind the GPU's that are here. All that are asked for are the GPU's from now on."""
+        end = on_gpu
+        while end < reusable and blocks[end] in self.here:
+            end += 1
+        for block in blocks:
+            self.here.pop(block, None)
+        return end - on_gpu
+
+    def offered(self, block: int, *, before: bool) -> None:
+        """`before`: the request that asked for it last was not the first."""
+        if len(self.here) >= self.slots:
+            if not self.takes(before=before):
+                return
+            self.here.popitem(last=False)
+        self.here[block] = None
+        self.stored += 1
+
+    def takes(self, *, before: bool) -> bool:
+        del before
+        return True
+
+
+class ExclusiveSecondTouch(ExclusiveLru):
+    def takes(self, *, before: bool) -> bool:
+        return before
+
+
+class ExclusiveDuel(ExclusiveLru):
+    """Second touch, unless a shadow that takes everything has found a thirty-second more than one that does so."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.shadows = ExclusiveSecondTouch(slots), ExclusiveLru(slots)
+        self.found = [0, 0]
+        self.takes_all = False
+        self.round = self.left = slots // 4 + 256  # blocks until the next decision
+
+    def asked(self, blocks: Blocks, on_gpu: int, reusable: int) -> int:
+        for at, shadow in enumerate(self.shadows):
+            self.found[at] += shadow.asked(blocks, on_gpu, reusable)
+        self.left -= len(blocks)
+        if self.left <= 0:
+            self.left = self.round
+            self.takes_all = self.found[1] * 32 > self.found[0] * 33
+        return super().asked(blocks, on_gpu, reusable)
+
+    def offered(self, block: int, *, before: bool) -> None:
+        for shadow in self.shadows:
+            shadow.offered(block, before=before)
+        super().offered(block, before=before)
+
+    def takes(self, *, before: bool) -> bool:
+        return before or self.takes_all
+
+
+def evicted_to(policy: ExclusiveLru, requests: Sequence[Asked], gpu_blocks: int) -> tuple[int, int, int]:
+    """Blocks that requests found on the GPU and in the tier, and that the tier took. A GPU evicts the one asked for the
+    longest ago, and a block after those that follow it."""
+    gpu: OrderedDict[int, bool] = OrderedDict()  # whether each had been asked for before
+    history: OrderedDict[int, None] = OrderedDict()
+    on_gpu = from_host = 0
+    for blocks, reusable, _ in requests:
+        here = next((at for at in range(reusable) if blocks[at] not in gpu), reusable)
+        on_gpu += here
+        from_host += policy.asked(blocks, here, reusable)
+        known = next((at for at, block in enumerate(blocks) if block not in history), len(blocks))
+        for at in range(len(blocks) - 1, -1, -1):
+            history[blocks[at]] = None
+            history.move_to_end(blocks[at])
+            gpu[blocks[at]] = at < known
+            gpu.move_to_end(blocks[at])
+        while len(history) > 4 * (policy.slots + gpu_blocks):
+            history.popitem(last=False)
+        while len(gpu) > gpu_blocks:
+            block, before = gpu.popitem(last=False)
+            policy.offered(block, before=before)
+    return on_gpu, from_host, policy.stored
+
+
+EXCLUSIVE: dict[str, Callable[[int], ExclusiveLru]] = {
+    "exclusive LRU": ExclusiveLru,
+    "exclusive second touch": ExclusiveSecondTouch,
+    "exclusive duel": ExclusiveDuel,
+}

@@ -11,6 +11,7 @@ from pathlib import Path
 from measure import RESULTS
 
 HERE = Path(__file__).parent
+REPLAYING = ("bench_replay.py", "bench_host_admission.py", "bench_exclusive_tier.py")
 
 
 def main() -> None:
@@ -18,9 +19,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="about a minute, for a look; not for figures to quote")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="drivers of other managers, for bench_admission.py")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a request trace, for the two programs that replay one"
-    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a request trace, for the programs that replay one")
     arguments = parser.parse_args()
     failed = []
     for script in sorted(HERE.glob("bench_*.py")):
@@ -28,7 +27,7 @@ def main() -> None:
         command += ["--quick"] if arguments.quick else []
         if script.name == "bench_admission.py" and arguments.peers is not None:
             command += ["--peers", str(arguments.peers)]
-        if script.name in ("bench_replay.py", "bench_host_admission.py") and arguments.trace is not None:
+        if script.name in REPLAYING and arguments.trace is not None:
             command += ["--trace", str(arguments.trace)]
         print(f"\n{script.stem}", flush=True)
         if subprocess.run(command, check=False).returncode != 0:

@@ -32,11 +32,16 @@ def free_ports(count: int) -> list[int]:
         return [int(listener.getsockname()[1]) for listener in listeners]
 
 
-def until(condition: Callable[[], Any], what: str, between: Callable[[], Any] | None = None) -> None:
+def until(
+    condition: Callable[[], Any],
+    what: str | Callable[[], str],
+    between: Callable[[], Any] | None = None,
+    within_s: float = SECONDS_MAX,
+) -> None:
     """Within a bound. `between` does what brings it on."""
-    over, end = threading.Event(), monotonic() + SECONDS_MAX
+    over, end = threading.Event(), monotonic() + within_s
     while not condition():
-        assert monotonic() < end, what
+        assert monotonic() < end, what if isinstance(what, str) else what()
         if between is None:
             over.wait(0.005)
         else:

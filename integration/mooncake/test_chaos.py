@@ -26,7 +26,7 @@ from integration.mooncake.nodes import MOONCAKE, Master, Node, until
 SECONDS = float(os.environ.get("KVFIX_CHAOS_SECONDS", "8"))
 SEED = int(os.environ.get("KVFIX_CHAOS_SEED", "1"))
 TIMEOUT_S = 2
-FETCHED_WITHIN_S = 90  # in a short run, longer than blocks are left alone whose reads have failed
+FETCHED_WITHIN_S = 90  # longer than blocks are left alone whose reads have failed
 WAIT_S_MAX = 10 * TIMEOUT_S  # of one request, on a machine that does other things as well
 MODELS = ("a model", "a model", "another model")
 HOST_BLOCKS = 48  # of a dozen conversations, four fit
@@ -179,5 +179,9 @@ def comes_again(engine: Engine) -> None:
     forget: Callable[[], object] = partial(engine.ask, "forget_host_tier")
     engine.serve(tokens)
     forget()
-    until(lambda: engine.serve(tokens).loaded > 0, "the store brings nothing any more", forget)
+
+    def said() -> str:
+        return f"the store brings nothing any more: {engine.ask('counts')}"
+
+    until(lambda: engine.serve(tokens).loaded > 0, said, forget, FETCHED_WITHIN_S)
     assert engine.ask("blocks_in_use") == 0

@@ -3,7 +3,9 @@
 import ctypes
 import mmap
 import os
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -273,6 +275,46 @@ class HeldGets(DictStore):
         self.held.set()
         assert self.let_go.wait(20)
         return super().get(names, addresses, nbytes)
+
+
+class HeldMoves(HeldGets):
+    """Puts wait as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_is_held = threading.Event()
+
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        self.put_is_held.set()
+        assert self.let_go.wait(20)
+        return super().put(names, addresses, nbytes)
+
+
+def test_a_lookup_waits_for_no_put_and_no_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.DictStore", HeldMoves)
+    with closing(Bench()) as bench:
+        store = bench.store
+        assert isinstance(store, HeldMoves)
+        for number in range(10, 20):
+            bench.send(Put(number, KEYS, HERE))
+            bench.send(Get(10 + number, KEYS, THERE))
+        assert store.held.wait(20) and store.put_is_held.wait(20)
+        assert bench.found(1) == 0
+        store.let_go.set()
+        assert not any(bench.next_answer().error for _ in range(20)), "a call was let go before it had waited too long"
+
+
+def test_a_lookup_soon_gets_the_interpreter_from_a_thread_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the porter alone: the engine's process keeps what it has."""
+    set_to: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", set_to.append)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(porter_process, "end_with", lambda _: None)
+    ours, theirs = socket.socketpair()
+    porter_process.main(Spec(theirs.detach(), -1, 0, 0, 0, 0, 1, "nobody", "tcp", None, 0))
+    with closing(Connection(ours.detach())) as connection:
+        assert not connection.recv().is_up
+    assert set_to and max(set_to) < sys.getswitchinterval()
 
 
 def test_each_call_of_the_store_shows_that_the_process_moves_on(bench: Bench) -> None:

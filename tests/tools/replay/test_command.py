@@ -68,6 +68,30 @@ def test_hits_that_would_take_longer_than_computing_are_computed() -> None:
     assert "hits by the tokens that they add" in shown and f"{short['load_ms']:,.1f} ms" in shown
 
 
+def test_fetches_that_would_take_longer_than_computing_are_computed() -> None:
+    """The host tier is small and fast, so what counts is the store's speed."""
+    small = ("--generate", "chat", "--host-tier", "connector", "--blocks-host", "60", "--bytes-per-block", "4194304")
+    speeds = ("--iteration-ms", "20", "--host-gb-per-s", "50", "--prefill-tokens-per-s", "5000")
+    timed = (*small, *speeds, "--remote", "4GiB")
+    untimed = report_of(*timed)["outcomes"][0]
+    by_speed = {speed: report_of(*timed, "--store-gb-per-s", speed)["outcomes"][0] for speed in ("1e6", "1.5", "0.01")}
+    assert "store" not in {each["tier"] for each in untimed["hits"]}
+    found = {speed: outcome["tokens"]["remote"] for speed, outcome in by_speed.items()}
+    assert found["1e6"] >= found["1.5"] > found["0.01"] == 0 < untimed["tokens"]["remote"]
+    (short, *_) = (each for each in by_speed["1.5"]["hits"] if each["tier"] == "store")
+    assert 0 < short["loaded"] < short["hits"]
+
+
+def test_hits_of_each_policy_are_told_apart() -> None:
+    sizes = ("--bytes-per-block", str(1 << 20), "--sweep", "400MiB", "--iteration-ms", "20")
+    speeds = ("--host-gb-per-s", "50", "--prefill-tokens-per-s", "5000")
+    shown = run("--generate", "chat", "--compare-policies", *sizes, *speeds).stdout
+    of_hits = shown.partition("hits by the tokens")[2].splitlines()
+    assert {line.split(" host ")[0].strip() for line in of_hits if " host " in line and " ms" in line} == {
+        "400.0 MiB, all", "400.0 MiB, adaptive",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -78,6 +102,14 @@ def test_hits_that_would_take_longer_than_computing_are_computed() -> None:
         (
             ("--host-gb-per-s", "1", "--prefill-tokens-per-s", "1", "--bytes-per-block", "1"),
             "--host-gb-per-s is about hits of the connector",
+        ),
+        (("--store-gb-per-s", "1"), "are needed together"),
+        (
+            (
+                *("--host-gb-per-s", "1", "--prefill-tokens-per-s", "1", "--store-gb-per-s", "1"),
+                *("--bytes-per-block", "1", "--host-tier", "connector"),
+            ),
+            "--store-gb-per-s is about fetches from --remote",
         ),
         (("--price-per-gib", "1"), "--price-per-gib needs --compare-policies"),
         (("--compare-policies", "--price-per-gib", "1"), "--price-per-gib needs the size of a block"),

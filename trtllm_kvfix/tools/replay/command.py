@@ -183,6 +183,11 @@ Examples:
     help="With --host-gb-per-s: compute a hit of the connector's tier that would take longer to load.",
 )
 @click.option("--host-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Speed of loads from the host.")
+@click.option(
+    "--store-gb-per-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Speed of fetches from --remote, beside the two speeds above: a slower one is computed as well.",
+)
 @click.option("--compare", is_flag=True, help="Also admit requests one by one, and show both results.")
 @click.option(
     "--compare-policies",
@@ -324,16 +329,17 @@ def _shape(options: dict[str, Any]) -> CacheShape:
         max_num_tokens=options["max_num_tokens"],
         tokens_per_iteration=options["tokens_per_iteration"],
         iteration_ms=options["iteration_ms"],
-        **_speeds(options, bytes_per_block),
+        **_speeds(options, bytes_per_block, blocks_remote),
     )
 
 
 SPEEDS = ("prefill_tokens_per_s", "host_gb_per_s")
 
 
-def _speeds(options: dict[str, Any], bytes_per_block: int | None) -> dict[str, float]:
+def _speeds(options: dict[str, Any], bytes_per_block: int | None, blocks_remote: int) -> dict[str, float]:
     given = {name: options[name] for name in SPEEDS if options[name] is not None}
-    if not given:
+    store: float | None = options["store_gb_per_s"]
+    if not given and store is None:
         return {}
     if len(given) < len(SPEEDS):
         raise click.UsageError("--prefill-tokens-per-s and --host-gb-per-s are needed together; one is missing")
@@ -341,7 +347,11 @@ def _speeds(options: dict[str, Any], bytes_per_block: int | None) -> dict[str, f
         raise click.UsageError("--host-gb-per-s needs the size of a block: --bytes-per-block, or the model's shape")
     if HostTierKind(options["host_tier"]) is not HostTierKind.CONNECTOR:
         raise click.UsageError("--host-gb-per-s is about hits of the connector: add --host-tier connector")
-    return given
+    if store is None:
+        return given
+    if not blocks_remote:
+        raise click.UsageError("--store-gb-per-s is about fetches from --remote: give its size")
+    return given | {"store_gb_per_s": store}
 
 
 def _bytes_per_block(options: dict[str, Any]) -> int | None:

@@ -23,7 +23,14 @@ from trtllm_kvfix.native import (
     ReplayTally,
 )
 from trtllm_kvfix.offload.policy import always
-from trtllm_kvfix.tools.replay.host_tier import HostTier, KnownRequest, PolicyTier, TierCounts, TimedHits
+from trtllm_kvfix.tools.replay.host_tier import (
+    HostTier,
+    KnownRequest,
+    PolicyTier,
+    TierCounts,
+    TimedHits,
+    always_fetched,
+)
 from trtllm_kvfix.tools.replay.outcome import (
     AdmissionKind,
     Budget,
@@ -63,7 +70,8 @@ class Replay:
         self._workload = workload
         self._shape = shape
         self._admission = admission
-        self._hits = _timed_hits(shape)
+        self._host_hits = _timed_hits(shape, "host", shape.host_gb_per_s)
+        self._store_hits = _timed_hits(shape, "store", shape.store_gb_per_s)
         self._manager = _manager(shape)
         turned_away = set(refused(workload.requests, shape))
         self._refused = len(turned_away)
@@ -80,8 +88,11 @@ class Replay:
         )
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
             sizes = shape.blocks_host, shape.tokens_per_block
-            is_worth = always if self._hits is None else self._hits.is_worth
-            tier = PolicyTier(*sizes, self.known, shape.host_admission.value, shape.blocks_remote, is_worth)
+            is_worth = always if self._host_hits is None else self._host_hits.is_worth
+            is_fetch_worth = always_fetched if self._store_hits is None else self._store_hits.are_worth
+            tier = PolicyTier(
+                *sizes, self.known, shape.host_admission.value, shape.blocks_remote, is_worth, is_fetch_worth
+            )
         self._tier = tier
         if tier is not None:
             tier.attach(self._manager)
@@ -120,7 +131,7 @@ class Replay:
             blocks_dropped=counters.blocks_dropped if counted is None else counted.dropped,
             budget=budget_of(tally),
             elapsed_s=elapsed_s,
-            hits=() if self._hits is None else tuple(self._hits.classes.seen()),
+            hits=tuple(each for of in (self._host_hits, self._store_hits) if of for each in of.classes.seen()),
         )
 
 
@@ -154,11 +165,11 @@ def _check(shape: CacheShape) -> None:
         )
 
 
-def _timed_hits(shape: CacheShape) -> TimedHits | None:
-    if shape.prefill_tokens_per_s is None or shape.host_gb_per_s is None or shape.bytes_per_block is None:
+def _timed_hits(shape: CacheShape, tier: str, gb_per_s: float | None) -> TimedHits | None:
+    if shape.prefill_tokens_per_s is None or gb_per_s is None or shape.bytes_per_block is None:
         return None
     return TimedHits(
-        iteration_ms=shape.iteration_ms, block_s=shape.bytes_per_block / (shape.host_gb_per_s * 1e9),
+        tier, iteration_ms=shape.iteration_ms, block_s=shape.bytes_per_block / (gb_per_s * 1e9),
         tokens_per_block=shape.tokens_per_block, tokens_per_s=shape.prefill_tokens_per_s,
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """The offload connector's tiers as a replay sees them: its policy, with transfers that end at once.
 
-In the store behind the host tier, every fetch is worth it and takes no time; it evicts the block that was put or asked
-for the longest ago. TensorRT-LLM's own host tier is part of the block manager and needs nothing here.
+In the store behind the host tier, every fetch takes no time, and is worth it unless a speed is given; it evicts the
+block that was put or asked for the longest ago. TensorRT-LLM's own host tier is part of the block manager and needs
+nothing here.
 """
 
 from collections import OrderedDict
@@ -116,11 +117,16 @@ class Live:
 MIN_REUSE_BLOCKS = 4  # of a store, as the connector's default
 
 
+def always_fetched(_blocks: int, _tokens: int) -> bool:
+    return True
+
+
 class KeyStore:
     """A store of keys, up to a number of them."""
 
-    def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: int, is_worth: Callable[[int, int], bool] = always_fetched) -> None:
+        """is_worth: whether so many blocks come sooner than so many tokens are computed."""
+        self._blocks, self.is_worth = blocks, is_worth
         self._keys: OrderedDict[bytes, None] = OrderedDict()
         self.staging = Staging(1)  # until the pool is known
 
@@ -146,9 +152,6 @@ class KeyStore:
     def reach(self, live: Live, held: int, limit: int) -> int:
         return held + self.leading(live.keys(held, limit))
 
-    def is_worth(self, _blocks: int, _tokens: int) -> bool:
-        return True
-
     def names(self, live: Live, first: int, end: int) -> tuple[bytes, ...]:
         return tuple(live.keys(first, end))
 
@@ -157,18 +160,23 @@ class KeyStore:
 
 
 class TimedHits:
-    """Whether a hit of the host tier comes sooner than its tokens are computed, by speeds that the user gives.
+    """Whether a hit of a tier comes sooner than its tokens are computed, by speeds that the user gives.
 
     A request that loads waits for an iteration besides.
     """
 
-    def __init__(self, *, iteration_ms: float, block_s: float, tokens_per_block: int, tokens_per_s: float) -> None:
+    def __init__(
+        self, tier: str, *, iteration_ms: float, block_s: float, tokens_per_block: int, tokens_per_s: float
+    ) -> None:
         self._wait_s, self._block_s, self._tokens_per_block = iteration_ms / 1000, block_s, tokens_per_block
         self._tokens_per_s = tokens_per_s
-        self.classes = HitClasses("host")
+        self.classes = HitClasses(tier)
 
     def is_worth(self, tokens: int) -> bool:
-        blocks = -(-tokens // self._tokens_per_block)
+        return self.are_worth(-(-tokens // self._tokens_per_block), tokens)
+
+    def are_worth(self, blocks: int, tokens: int) -> bool:
+        """Where a part of the tokens comes from elsewhere, the tier has fewer blocks than they fill."""
         estimate = Estimate(self._wait_s + blocks * self._block_s, tokens / self._tokens_per_s)
         self.classes.note(tokens, estimate, is_loaded=estimate.is_worth)
         return estimate.is_worth
@@ -185,8 +193,9 @@ class PolicyTier:
         admission: str = "adaptive",
         blocks_remote: int = 0,
         is_worth: Callable[[int], bool] = always,
+        is_fetch_worth: Callable[[int, int], bool] = always_fetched,
     ) -> None:
-        self._store = KeyStore(blocks_remote) if blocks_remote else None
+        self._store = KeyStore(blocks_remote, is_fetch_worth) if blocks_remote else None
         self._policy = policy_of(
             slots, tokens_per_block, admission, is_worth=is_worth, store=self._store, store_blocks_min=MIN_REUSE_BLOCKS
         )

@@ -45,6 +45,7 @@ class CacheShape(JsonModel):
     iteration_ms: float
     prefill_tokens_per_s: float | None = None  # with the next one, hits that are slower than computing are computed
     host_gb_per_s: float | None = None
+    store_gb_per_s: float | None = None  # of fetches from the store; None: they take no time
 
 
 class RequestCounts(JsonModel):
@@ -122,7 +123,7 @@ class ReplayOutcome(JsonModel):
     budget: Budget
     elapsed_s: float
     bounds: Bounds | None = None  # nothing where the report is partial
-    hits: tuple[HitClass, ...] = ()  # of the host tier, where speeds are given
+    hits: tuple[HitClass, ...] = ()  # of the host tier and the store, where their speeds are given
 
     def rate(self, tokens: int) -> float:
         """A share of all prompt tokens, like the hit rates."""

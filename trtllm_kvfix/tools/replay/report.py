@@ -110,9 +110,9 @@ BUDGET_ROWS: list[Row] = [
 
 def _print_end(console: Console, report: ReplayReport, table: Table) -> None:
     console.print(table)
-    hits = [(f"{one.shape.blocks_host:,}", each) for one in report.outcomes for each in one.hits]
+    hits = [(f"{_size_of(one.shape)}, {policy_of(one.shape)}", each) for one in report.outcomes for each in one.hits]
     if hits:
-        console.print(table_of_hits("host blocks", hits))
+        console.print(table_of_hits("host tier", hits))
     for line in conclusions(report.outcomes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -180,9 +180,8 @@ def print_policies(console: Console, report: ReplayReport, price_per_gib: float 
         shape, tokens = outcome.shape, outcome.tokens
         if shape.host_tier is HostTierKind.BUILT_IN:
             built_in = outcome
-        size = None if shape.bytes_per_block is None else shape.bytes_per_block * shape.blocks_host
         cells = [
-            f"{shape.blocks_host:,}" if size is None else bytes_text(size),
+            _size_of(shape),
             policy_of(shape) + (" (partial)" if outcome.partial else ""),
             f"{outcome.rate(tokens.primary):.2%}",
             f"{outcome.rate(tokens.host - tokens.remote):.2%}",
@@ -191,10 +190,15 @@ def print_policies(console: Console, report: ReplayReport, price_per_gib: float 
             gap_closed(built_in, outcome),
             _bytes_or_blocks(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
         ]
-        if price_per_gib is not None and size is not None:
-            cells.append(f"{price_per_gib * size / 2**30:,.0f}")
+        if price_per_gib is not None and shape.bytes_per_block is not None:
+            cells.append(f"{price_per_gib * shape.bytes_per_block * shape.blocks_host / 2**30:,.0f}")
         table.add_row(*cells)
     _print_end(console, report, table)
+
+
+def _size_of(shape: CacheShape) -> str:
+    size = shape.bytes_per_block
+    return f"{shape.blocks_host:,}" if size is None else bytes_text(size * shape.blocks_host)
 
 
 def policy_of(shape: CacheShape) -> str:
