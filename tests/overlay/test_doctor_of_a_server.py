@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import fresh
 from tests.overlay.entries import attestation
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
@@ -32,7 +33,7 @@ def doctor(
 ) -> subprocess.CompletedProcess[str]:
     environ = environment(STANDIN, STANDIN_VARIANT="B", **variables)
     command = [*COMMAND, *under, *(COMMAND if under else ()), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
+    done = fresh.run(command, cwd=folder, env=environ)
     assert not (folder / "started").exists()
     return done
 

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import ROOT, environment
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix.fixes import ALL
@@ -28,7 +28,7 @@ def doctor(folder: Path, variant: str, *launcher: str, **variables: str) -> tupl
 def reported(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[dict[str, Any], int]:
     environ = environment(folder, **variables)
     environ["PYTHONPATH"] = os.pathsep.join(map(str, (STANDIN, ROOT)))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
+    done = fresh.run(command, cwd=folder, env=environ)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 
@@ -96,6 +96,6 @@ def test_a_fix_that_only_looks_on_is_no_guard(tmp_path: Path) -> None:
 def test_a_fix_that_cannot_look_on_is_refused_by_name(tmp_path: Path) -> None:
     environ = environment(tmp_path, STANDIN_VARIANT="C") | {"PYTHONPATH": os.pathsep.join(map(str, (STANDIN, ROOT)))}
     command = [*COMMAND, "run", "--fix", "concurrent-pins=observe", "--", sys.executable, "-c", "import tensorrt_llm"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    done = fresh.run(command, cwd=tmp_path, env=environ)
     assert done.returncode == 2
     assert "--fix concurrent-pins is 'observe': this fix cannot observe: a fix knows which thread" in done.stderr

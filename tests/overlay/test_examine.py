@@ -1,13 +1,13 @@
 """`doctor` describes an installed TensorRT-LLM, and exits with 1 if something is missing."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.fix import Answer, State
@@ -65,14 +65,7 @@ def doctor(folder: Path, *arguments: str, prelude: str = "", **variables: str) -
         f"import small_fixes\n{prelude}\nimport sys; sys.argv = ['trtllm-kvfix', 'doctor', '--json']\n"
         "from trtllm_kvfix.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, *arguments, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=environment(folder, **variables),
-    )
+    done = fresh.run([sys.executable, *arguments, "-c", code], cwd=folder, env=environment(folder, **variables))
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report, done.returncode
@@ -99,13 +92,8 @@ def test_below_run_all_is_well_and_one_that_is_off_is_told(small: Path) -> None:
     (small / "sitecustomize.py").write_text("import small_fixes\n")
     command = [sys.executable, "-m", "trtllm_kvfix"]
     for options in ([], ["--fix", "token-budget=off"]):
-        done = subprocess.run(
-            [*command, "run", *options, "--", *command, "doctor", "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=small,
-            env=environment(small),
+        done = fresh.run(
+            [*command, "run", *options, "--", *command, "doctor", "--json"], cwd=small, env=environment(small)
         )
         report = json.loads(done.stdout)
         assert (report["overlay"]["hook"], done.returncode) == ("run", 0)
@@ -234,7 +222,7 @@ def test_what_only_has_the_name_of_a_source_is_passed_over(tmp_path: Path) -> No
 def of_all_fixes(folder: Path) -> tuple[dict[str, Any], int]:
     """The report on what is installed in the folder."""
     command = [sys.executable, "-m", "trtllm_kvfix", "doctor", "--json"]
-    done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
+    done = fresh.run(command, env=environment(folder))
     assert done.stdout, (done.returncode, done.stderr)
     return json.loads(done.stdout), done.returncode
 

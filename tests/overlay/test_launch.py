@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import EXECUTOR, environment, python
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay import hook_loss, launch
@@ -21,14 +22,7 @@ ON, OFF = ["ours", "upstream", "ours"], ["upstream", "upstream"]
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The double of upstream's fixes stand in for ours by way of a `sitecustomize`, which ours must run as well."""
     (folder / "sitecustomize.py").write_text("import small_fixes\n")
-    return subprocess.run(
-        [PYTHON, "-m", "trtllm_kvfix", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=environment(folder, **variables),
-    )
+    return fresh.run([PYTHON, "-m", "trtllm_kvfix", *arguments], cwd=folder, env=environment(folder, **variables))
 
 
 def executable(file: Path, text: str) -> Path:
@@ -73,9 +67,7 @@ def test_the_command_has_the_signals_that_it_would_have_without_run(small: Path)
     plain = subprocess.run(["sh", "-c", ignored], capture_output=True, text=True, check=True, cwd=small)
     assert run(small, "run", "--", "sh", "-c", ignored).stdout == plain.stdout
     piped = f"{PYTHON} -m trtllm_kvfix run -- sh -c 'while echo y; do :; done' | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", piped], capture_output=True, text=True, check=False, cwd=small, env=environment(small)
-    )
+    done = fresh.run(["bash", "-c", piped], cwd=small, env=environment(small))
     assert done.stdout.split() == ["y", "141"]
 
 

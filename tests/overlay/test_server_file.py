@@ -1,6 +1,5 @@
 """The server's YAML on disk: errors name it, and what it says twice is refused."""
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import fresh
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay import server_config
 from trtllm_kvfix.overlay.server_config import without_section
@@ -46,7 +46,7 @@ document = yaml.safe_load(open(sys.argv[1]))
 print(file_of(document, []), file_of(document | yaml.safe_load({last!r}), []))
 """
     command = [sys.executable, "-c", code, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = fresh.run(command)
     assert done.stdout == f"{file} None\n", done.stderr
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import environment
 from tests.overlay.variant_table import probed
 from tests.standin.fixture import STANDIN, VARIANTS
@@ -22,11 +23,8 @@ def serve(folder: Path, variant: str, *launcher: str, config: str = CONFIG) -> s
     (folder / "server.yaml").write_text(config)
     environ = environment(STANDIN, STANDIN_VARIANT=variant, TLLM_WORKER_USE_SINGLE_PROCESS="1")
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")
-    return subprocess.run(
+    return fresh.run(
         [*launcher, sys.executable, "-m", "tensorrt_llm.commands.serve", "model", "--config", "server.yaml"],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=folder,
         env=environ,
     )
@@ -80,9 +78,7 @@ def test_configuration_file_of_the_benchmark_may_have_the_section_too(tmp_path: 
         "print(trtllm_kvfix.status()['fixes']['token-budget']['word'])"
     )
     environ = environment(STANDIN, STANDIN_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path / "run"))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ
-    )
+    done = fresh.run([sys.executable, "-c", code], cwd=tmp_path, env=environ)
     assert done.stdout.splitlines() == ["{'model': 'm', 'max_batch_size': 4}", "off"], done.stderr
 
 
@@ -109,9 +105,7 @@ left = trtllm_kvfix.disable()
 print(json.dumps([applied, sum(during[each] != before.get(each) for each in during), left, members() == before]))
 """
     environ = environment(STANDIN, STANDIN_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ
-    )
+    done = fresh.run([sys.executable, "-c", code], cwd=tmp_path, env=environ)
     applied, changed, left, restored = json.loads(done.stdout)
     assert {"staged-offsets-v1", "batched-admission", "input-copy-fence"} <= set(applied), done.stderr
     assert changed >= len(applied)

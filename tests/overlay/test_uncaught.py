@@ -1,13 +1,13 @@
 """A start that is refused ends in one line and the error's exit code, wherever upstream's code was in between."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
+from tests import fresh
 from tests.overlay.test_stand_in import below_run
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
@@ -41,14 +41,7 @@ def test_refused_manager_is_one_line_with_the_usual_cause(tmp_path: Path) -> Non
 def test_bad_variable_that_only_the_hook_reads_is_one_line(tmp_path: Path) -> None:
     environ = environment(STANDIN, STANDIN_VARIANT="B", TRTLLM_KVFIX_ENABLED="true", TRTLLM_KVFIX_METRICS_PORT="many")
     environ["PYTHONPATH"] = f"{BOOTSTRAP}{os.pathsep}{environ['PYTHONPATH']}"
-    done = subprocess.run(
-        [sys.executable, "-c", "import tensorrt_llm"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=environ,
-    )
+    done = fresh.run([sys.executable, "-c", "import tensorrt_llm"], cwd=tmp_path, env=environ)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "TRTLLM_KVFIX_METRICS_PORT" in done.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.test_launch import executable, run
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.overlay import watcher
@@ -169,10 +170,7 @@ def test_run_leaves_a_watcher_and_says_where_it_cannot(served: Path) -> None:
     assert done.stdout == "watched\n" and done.stderr == ""
     (served / "sitecustomize.py").write_text("import os; del os.pidfd_open\n")
     code = "from trtllm_kvfix.__main__ import main; main()"
-    done = subprocess.run(
-        [PYTHON, "-c", code, "run", "--", "echo", "started"],
-        capture_output=True, text=True, check=False, cwd=served, env=environment(served),
-    )  # fmt: skip
+    done = fresh.run([PYTHON, "-c", code, "run", "--", "echo", "started"], cwd=served, env=environment(served))
     assert done.stdout == "started\n"
     assert "nothing watches whether the fixes reach the server" in done.stderr and "pidfd_open" in done.stderr
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import fresh
+
 ROOT = Path(__file__).resolve().parents[2]
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 
@@ -120,11 +122,4 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 def python(folder: Path, code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=environment(folder, **variables),
-    )
+    return fresh.run([sys.executable, "-c", code, *arguments], cwd=folder, env=environment(folder, **variables))

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,8 @@ def drop_everything(things: Things) -> None:
 
 
 def main(device_name: str = "cpu", forks: str = "20") -> None:
+    warnings.filterwarnings("ignore", category=DeprecationWarning)  # from 3.12 on of each child of several threads
+    gc.freeze()  # children collect what comes from here on
     things = Things(device_name)
     users = Users(things.uses())
     codes: list[int | None] = []

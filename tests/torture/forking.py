@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
@@ -96,6 +97,8 @@ def keep_locks_busy(over: threading.Event, device: Any) -> None:
 
 
 def main(variant: str, manager: str, fixes: str, forks: str) -> None:
+    warnings.filterwarnings("ignore", category=DeprecationWarning)  # from 3.12 on of each child of several threads
+    gc.freeze()  # children collect what comes from here on
     codes: list[int | None] = []
     server, serving = open_now.enter_context(started(variant, manager, fixes))
     held.append(server)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.metrics import flight
@@ -48,7 +49,7 @@ def die(folder: Path, variant: str, ranks: int = 1, how: str = "error") -> subpr
     variables = environment(STANDIN, STANDIN_VARIANT=variant) | {"TRTLLM_KVFIX_RUNTIME_DIR": str(folder)}
     variables["PYTHONPATH"] += os.pathsep + str(ROOT)
     command = [sys.executable, "-c", DIES, variant, str(ranks), how]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=ROOT)
+    return fresh.run(command, cwd=ROOT, env=variables)
 
 
 def record(folder: Path) -> dict[str, object]:

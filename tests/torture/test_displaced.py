@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import fresh
 from tests.fixes.applied import applied, standing_in
 from tests.overlay.upstream_double import environment
 from tests.ports import free_ports
@@ -229,7 +230,7 @@ class Running:
     def entries(self) -> list[dict[str, Any]]:
         """As `status` shows them."""
         asked = [sys.executable, "-m", "trtllm_kvfix", "status", "--json"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=self._variables)
+        done = fresh.run(asked, env=self._variables)
         return list(json.loads(done.stdout))
 
     def attested(self, word: str) -> dict[str, Any]:
@@ -243,7 +244,7 @@ class Running:
     def diagnosed(self) -> list[str]:
         """The problems that `doctor` finds in servers that run."""
         asked = [sys.executable, "-m", "trtllm_kvfix", "doctor", "--json"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, env=self._variables)
+        done = fresh.run(asked, env=self._variables)
         return list(json.loads(done.stdout)["displaced"])
 
     def end(self) -> str:
@@ -305,9 +306,7 @@ server.close()
 def test_an_engine_that_was_there_before_the_fixes_is_looked_at(tmp_path: Path) -> None:
     variables = environment(STANDIN, STANDIN_VARIANT="C") | {"TRTLLM_KVFIX_RUNTIME_DIR": str(tmp_path / "run")}
     variables["PYTHONPATH"] += os.pathsep + str(ROOT)
-    done = subprocess.run(
-        [sys.executable, "-c", LATE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
-    )
+    done = fresh.run([sys.executable, "-c", LATE], cwd=ROOT, env=variables)
     assert done.stdout.split() == ["displaced", "True", "applied"], done.stderr
 
 
@@ -334,8 +333,6 @@ def test_a_server_starts_where_nothing_can_be_written() -> None:
     variables = environment(STANDIN, STANDIN_VARIANT="C")
     variables["PYTHONPATH"] += os.pathsep + str(ROOT)
     del variables["TRTLLM_KVFIX_RUNTIME_DIR"]
-    done = subprocess.run(
-        [sys.executable, "-c", NOWHERE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
-    )
+    done = fresh.run([sys.executable, "-c", NOWHERE], cwd=ROOT, env=variables)
     assert done.stdout.split() == ["4", "applied"], done.stderr
     assert done.stderr.count("there is no folder for what processes write down") == 2, "attestation, flight record"

@@ -1,12 +1,12 @@
 """A process that forks while it serves: no child hangs, none fails, and the parent goes on."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.torture.dropping import Things
 from tests.torture.forking import exit_code_of
 from trtllm_kvfix import native
@@ -14,7 +14,7 @@ from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.overlay.recheck import Recheck
 
 ROOT = Path(__file__).resolve().parents[2]
-FORKS = "16"
+FORKS = os.environ.get("TORTURE_FORKS", "8")  # two of each kind of child
 
 # A build and a manager that come by the fix.
 SERVED_WITH = [
@@ -35,16 +35,7 @@ SERVED_WITH = [
 
 
 def said_by(*command: str) -> str:
-    # A child of several threads is what is tested; from 3.12 on Python warns of each.
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env=dict(os.environ),
-    )
+    ended = fresh.run([sys.executable, "-m", *command], cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()[-1]
 

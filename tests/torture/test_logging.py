@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import environment
 from tests.standin.fixture import STANDIN
 
@@ -75,7 +76,7 @@ def serve(folder: Path, variant: str, *arguments: str) -> subprocess.CompletedPr
     variables = environment(STANDIN, STANDIN_VARIANT=variant) | {"TRTLLM_KVFIX_RUNTIME_DIR": str(folder / "run")}
     variables["PYTHONPATH"] += os.pathsep + str(ROOT)
     command = [sys.executable, "-c", SERVES, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=ROOT)
+    return fresh.run(command, cwd=ROOT, env=variables)
 
 
 CASES = [

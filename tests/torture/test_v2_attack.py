@@ -117,7 +117,7 @@ def test_a_fault_of_ours_at_any_place_costs_time_alone(place: Fault, always: boo
         applied(needed(place.variant)) as registry,
         attacked(way, SEED) as attack,
     ):
-        attack.run(100)
+        attack.run(50)
         require_right(attack)
         assert way.variant not in FENCED or attack.server.witness.corruptions == [], HERE
         assert planted.raised > 0, f"nothing comes by {place.name}"
