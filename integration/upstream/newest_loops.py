@@ -87,6 +87,7 @@ def _globals() -> dict[str, Any]:
         "contextmanager": contextmanager,
         "logger": logging.getLogger("tensorrt_llm"),
         "nullcontext": nullcontext,
+        "nvtx_range": lambda _: lambda method: method,
         "step_prologue_trim_enabled": lambda: trims,
         "time": time,
     }
@@ -144,9 +145,17 @@ def _beside(executor: Any) -> dict[str, Any]:
     forward, respond, can_queue = executor._forward_step, executor._handle_responses, executor._can_queue
 
     def fetch(self: Any) -> list[Any]:
+        """Upstream's applies with the requests which loads are over."""
+        if self.kv_connector_manager is not None:
+            self.kv_connector_manager.finish_prefix_loads(self.kv_connector_manager.take_finished_prefix_loads())
         idle = not self.active_requests and self.previous_batch is None
         self._fetch_new_requests(idle=idle and not self.async_transfer_manager.requests_in_transfer())
         return []
+
+    def stops(self: Any) -> bool:
+        if not self.is_shutdown or self.active_requests or self.previous_batch is not None:
+            return False
+        return self.kv_connector_manager is None or not self.kv_connector_manager.has_pending_loads()
 
     def take_back(_: Any, batch: Any) -> None:
         assert not batch.generation_requests, "a batch that cannot be queued has what was allocated for it"
@@ -157,14 +166,14 @@ def _beside(executor: Any) -> dict[str, Any]:
         **dict.fromkeys(IS_NOT_THERE.split()),
         "device_id": 0,
         "disagg": Idle(),
+        "dist": SimpleNamespace(rank=0),
         "enable_kv_pool_rebalance": True,
         "hang_detector": Watchdog(),
         "iter_counter": 0,
         "max_total_draft_tokens": 0,
         "perf_manager": Timing(),
-        "should_stop_processing": property(
-            lambda self: self.is_shutdown and not self.active_requests and self.previous_batch is None
-        ),
+        "should_stop_processing": property(stops),
+        "waiting_queue": Idle(),
         "_agreed_need_adjustment": lambda self: self.kv_cache_manager.impl.need_adjustment,
         "_can_queue": lambda self, batch: (can_queue(self, batch),) * 2,
         "_check_benchmark_disagg_gate": lambda *given: (given[-1], False),
@@ -192,7 +201,8 @@ def _requests() -> list[tuple[Any, dict[str, Any]]]:
     sample = import_module(f"{PYEXECUTOR}.sampler").SampleState
     engine = import_module(f"{PYEXECUTOR}.model_engine").PyTorchModelEngine
     return [
-        (request, {"is_attention_dp_dummy": False, "is_child": False, "py_batch_idx": None}),
+        (request, {"is_attention_dp_dummy": False, "is_child": False, "py_batch_idx": None, "py_decoding_iter": 0}),
+        (request, {"create_response": _nothing, "kv_cache_retention_config": None}),
         (request, {"reset_for_recompute": request.pause}),
         (batch, {"encoder_requests": (), "num_encoder_requests": 0, "scheduled_mm_encoder_items": ()}),
         (batch, {"recompute_paused_requests": property(lambda self: self.paused_requests)}),

@@ -1,7 +1,7 @@
 """Methods of upstream's newest V2 manager that is stored (era N), over the stand-in's table, index mapper and launch.
 
-They create, resume, grow, commit, suspend and free the caches of a runtime, and launch the copy of its rows. What they
-call besides is ours, and small. There is no connector, no draft model and no context parallelism.
+They create, resume, grow, commit, suspend and free the caches of a runtime, and launch the copy of its rows; on demand
+they drive a connector. What they call besides is ours, and small. There is no draft model and no context parallelism.
 """
 
 import enum
@@ -18,14 +18,19 @@ from unittest import mock
 
 from integration.upstream import newest_loops
 from integration.upstream.newest_loops import methods
+from integration.upstream.v2_methods import rewind_context_after_cache_drop, settle_context_cursor
+from integration.upstream.v2_runtime import BAD_PAGE
 from tests.standin.serving import PYEXECUTOR
-from tests.torture.v2_books import Books, LentCache
+from tests.torture.v2_books import SLIDING, Books, LentCache
 
 PATH = "tensorrt_llm/_torch/pyexecutor/kv_cache/kv_cache_manager_v2.py"
 ERA = "N"
 LAUNCH = "copy_batch_block_offsets"
-# Where upstream drives a connector. The stand-in has its own, and excerpts may hold these or not.
-CONNECTOR = ("prepare_resources", "report_batch_to_connector", "release_unused_connector_reservations")
+# Where upstream drives a connector. Excerpts may hold these or not, and the stand-in has two of its own.
+CONNECTOR = (
+    "prepare_resources", "report_batch_to_connector", "release_unused_connector_reservations", "resize_context",
+    "get_page_indices_by_layer_group", "_connector_may_serve", "_prepare_connector_prefix_reservation",
+)  # fmt: skip
 NEEDED = ("prepare_context", "try_allocate_generation", "suspend_request", "update_resources", "free_resources", LAUNCH)
 
 
@@ -34,7 +39,7 @@ def source_in(folder: Path | None) -> str:
 
 
 @contextmanager
-def newest_manager(source: str) -> Iterator[None]:
+def newest_manager(source: str, *, connected: bool = False) -> Iterator[None]:
     """Inside the stand-in, before a manager is made."""
     module = import_module(f"{PYEXECUTOR}.kv_cache.kv_cache_manager_v2")
     kind, request = module.KVCacheManagerV2, import_module(f"{PYEXECUTOR}.llm_request").LlmRequest
@@ -42,11 +47,13 @@ def newest_manager(source: str) -> Iterator[None]:
         stack.enter_context(mock.patch.dict(vars(module), _globals()))
         theirs = methods(source, PATH, vars(module))  # among the names in which a fix replaces the kernel
         assert set(NEEDED) <= theirs.keys(), f"the excerpts lack {set(NEEDED) - theirs.keys()}"
+        assert not connected or set(CONNECTOR) <= theirs.keys(), f"the excerpts lack {set(CONNECTOR) - theirs.keys()}"
+        ours = _beside(kind)
         for name in CONNECTOR:
-            theirs.pop(name, None)
+            (ours if connected else theirs).pop(name, None)
         if import_module("tensorrt_llm._standin.variant").STEP_PROLOGUE_TRIM:
             del theirs[LAUNCH]  # no source that asks the filter is stored
-        for owner, names in [(kind, theirs), (kind, _beside(kind)), (request, REQUESTS), (Books, BOOKS)]:
+        for owner, names in [(kind, theirs), (kind, ours), (request, REQUESTS), (Books, BOOKS)]:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(owner, name, value, create=True))
         yield
@@ -64,15 +71,19 @@ class ReuseScope(NamedTuple):
 
 def _globals() -> dict[str, Any]:
     return {
+        "AttnLifeCycle": type(SLIDING[0]),
+        "BAD_PAGE_INDEX": BAD_PAGE,
         "BlockReusePolicy": BlockReusePolicy,
         "LlmRequestState": import_module(f"{PYEXECUTOR}.llm_request").LlmRequestState,
         "ReuseScope": ReuseScope,
-        "_settle_context_cursor": lambda request, reused, size: request.set_prepopulated_prompt_len(reused, size),
+        "_settle_context_cursor": settle_context_cursor,
         "_update_kv_cache_draft_token_location": _nothing,
+        "get_draft_token_length": lambda request: len(request.py_draft_tokens),
         "hashlib": hashlib,
         "logger": logging.getLogger("tensorrt_llm"),
         "nvtx_range": lambda _: lambda method: method,
         "os": os,
+        "rewind_context_after_cache_drop": rewind_context_after_cache_drop,
         "torch": SimpleNamespace(Tensor=object),  # local names are annotated with it
     }
 
@@ -82,7 +93,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 IS_OFF = """
-    enable_stats is_estimating_kv_cache is_vswa kv_compression_manages_history _connector_may_serve _has_cp_helix
+    enable_stats is_estimating_kv_cache is_vswa kv_compression_manages_history _has_cp_helix
 """
 
 
@@ -100,21 +111,28 @@ def _beside(kind: Any) -> dict[str, Any]:
         "block_reuse_policy": BlockReusePolicy.ALL_REUSABLE,
         "conversation_manager": None,
         "draft_layer_ids": (),
+        "kv_cache_manager_py_config": SimpleNamespace(layers=SLIDING),
+        "num_extra_kv_tokens": 0,
         "enable_block_reuse": True,
         "reuse_match_backoff": 0,
         "_augment_tokens_for_block_reuse": lambda _, tokens, *__, start=0, end=None: tokens[start:end],
         "_can_publish_block_reuse": True,
+        "_connector_life_cycle_by_group": None,
         "_connector_may_serve": lambda *_: False,
         "_fill_fresh_kv_pages": _nothing,
         "_generation_draft_slots": lambda _, request: len(request.py_draft_tokens),
         "_log_window_crossing": _nothing,
         "_prepare_connector_prefix_reservation": _nothing,
+        "_standalone_draft_reserve": 0,
         "_reuse_token_source": lambda _, request: request.get_tokens(0)[: request.prompt_len],
     }
 
 
 REQUESTS = {
     "max_beam_num_tokens": property(lambda self: len(self.get_tokens(0))),
+    "py_connector_allocation_reported": False,
+    "py_connector_served_position": 0,
+    "py_ctx_pre_resize_cap": None,
     "py_num_accepted_draft_tokens": 0,
     "return_perf_metrics": False,
 }
@@ -139,6 +157,9 @@ class ManagedCache(LentCache):
     def stop_committing(self) -> None:
         self._cache.stop_committing()
 
+    def get_aggregated_page_indices(self, group: int, *, valid_only: bool) -> Iterator[int]:
+        return self._cache.get_aggregated_page_indices(group, valid_only=valid_only)  # type: ignore[no-any-return]
+
 
 def _create(self: Books, scope: ReuseScope, tokens: Sequence[int], id: int, **_: Any) -> ManagedCache:
     prompt = list(tokens)
@@ -147,4 +168,9 @@ def _create(self: Books, scope: ReuseScope, tokens: Sequence[int], id: int, **_:
     return made
 
 
-BOOKS = {"create_kv_cache": _create, "clear_stats_excluded": _nothing, "mark_stats_excluded": _nothing}
+BOOKS = {
+    "create_kv_cache": _create,
+    "layer_grouping": [[group] for group in range(len(SLIDING))],
+    "clear_stats_excluded": _nothing,
+    "mark_stats_excluded": _nothing,
+}

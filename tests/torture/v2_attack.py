@@ -60,7 +60,9 @@ class Way:
 
 
 @contextmanager
-def attacked(way: Way, seed: object, make: MakeLevels = OurLevels, **options: Any) -> Iterator["Attack"]:
+def attacked(
+    way: Way, seed: object, make: MakeLevels = OurLevels, kind: "type[Attack] | None" = None, **options: Any
+) -> Iterator["Attack"]:
     """Inside the stand-in. Its loop runs in this thread, in `Attack.run`."""
     common = import_module("tensorrt_llm._standin.v2.common")
     executor = import_module(f"{PYEXECUTOR}.py_executor").PyExecutor
@@ -74,7 +76,7 @@ def attacked(way: Way, seed: object, make: MakeLevels = OurLevels, **options: An
     if way.draft:  # it may not fail where the target does not
         draft = server.executor.resource_manager.resource_managers[_kinds().DRAFT_KV_CACHE_MANAGER]
         draft.impl.levels = OurLevels(draft.tokens_per_block, 40 * BATCH, HOST_PAGES)
-    yield Attack(server, way, Random(f"{seed} {way}"), **options)
+    yield (kind or Attack)(server, way, Random(f"{seed} {way}"), **options)
     server.close()
 
 
@@ -173,7 +175,7 @@ class Attack:
     def _sample_async(self, batch: Any, outputs: Any) -> Any:
         """Between a launch and the update."""
         for request in list(self.executor.active_requests):
-            if request.request_id not in self._loading and self._does("fail between launch and update", self.failing):
+            if not self._is_loading(request) and self._does("fail between launch and update", self.failing):
                 self._fail(request)
         return type(self.executor)._sample_async(self.executor, batch, outputs)
 
@@ -313,18 +315,20 @@ class Attack:
         return self._insisting(request, output, lambda: self.manager.resume_request(request))
 
     def _insisting(self, request: Any, output: Any, allocate: Callable[[], bool]) -> bool:
+        """Not on behalf of one that loses its cache, as upstream's do whose prefix finds no room."""
+        had_cache = request.request_id in self.manager.kv_cache_map
         while not allocate():
             victims = [each for each in self._suspendable(output) if each is not request]
-            if not victims:
+            if not victims or (had_cache and request.request_id not in self.manager.kv_cache_map):
                 return False
             self._does("suspend for room")
             self.manager.suspend_request(self.random.choice(victims))
         return True
 
     def _suspendable(self, output: Any) -> list[Any]:
-        busy = {each.request_id for each in output.context_requests + output.generation_requests} | set(self._loading)
+        busy = {each.request_id for each in output.context_requests + output.generation_requests}
         active = self.executor.active_requests
-        return [each for each in active if each.request_id not in busy
+        return [each for each in active if each.request_id not in busy and not self._is_loading(each)
                 and self.manager.is_request_active(each.request_id)]  # fmt: skip
 
     def _make_room(self, output: Any) -> None:
@@ -336,7 +340,7 @@ class Attack:
         for request in chosen:
             self._does("compute again")
             self._forget(request)
-        if held and not chosen and not self._loading and not self._batch_size(output):  # else nothing would go on
+        if held and not chosen and not self.is_loading and not self._batch_size(output):  # else nothing would go on
             self.executor.canceled_req_ids.append(held[0].request_id)
             self.executor._handle_canceled_requests()
             self.executor._handle_responses()
@@ -354,13 +358,15 @@ class Attack:
             number = request.request_id
             if len(request.get_tokens(0)) > TOKENS_MAX or self._is_cancelled(request):
                 self.executor.canceled_req_ids.append(number)
-            elif number not in self._loading and self.manager.is_request_active(number) and self._does("suspend", 0.03):
+            elif self._is_loading(request) or not self.manager.is_request_active(number):
+                continue
+            elif self._does("suspend", 0.03):
                 self.manager.suspend_request(request)
-        if not self._loading and self._does("rebalance", 0.03):
+        if not self.is_loading and self._does("rebalance", 0.03):
             self.rebalance()
 
     def _is_cancelled(self, request: Any) -> bool:
-        if request.request_id in self._loading:
+        if self._is_loading(request):
             return self._does("cancel while loading", 0.1)
         if request.request_id not in self.manager.kv_cache_map:
             return self._does("cancel while waiting", 0.01)
@@ -392,6 +398,9 @@ class Attack:
     @property
     def is_loading(self) -> bool:
         return bool(self._loading)
+
+    def _is_loading(self, request: Any) -> bool:
+        return request.request_id in self._loading
 
     # Prefixes that a connector brings.
 

@@ -1,0 +1,259 @@
+"""Upstream's newest connector manager that is stored (era N) in its newest loops, over its newest V2 manager.
+
+A connector that has something of most prompts promises it while they are scheduled. Its loads are written when they are
+over, into the pages that upstream gave them, whoever has those by then.
+"""
+
+import __future__
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from integration.upstream import newest_loops
+from tests.standin.serving import PYEXECUTOR
+from tests.torture.v2_attack import HAPPENS, Attack
+from tests.torture.v2_contents import Load
+
+MODULE = f"{PYEXECUTOR}.connectors.kv_cache_connector"
+COMPLETION = f"{PYEXECUTOR}.connectors.prefix_load_completion"
+ERA = "N"
+# Upstream moves no pages between the pools where there is a connector, and nothing is drafted here.
+CONNECTED_HAPPENS = HAPPENS - {"adjust"} | {"load at once", "load in the background", "fail while loading"}
+
+
+@dataclass(frozen=True)
+class Source:
+    connector: str
+    completion: str
+
+    def __bool__(self) -> bool:
+        return bool(self.connector and self.completion)
+
+
+def source_in(folder: Path | None) -> Source:
+    return Source(
+        *(newest_loops.source_in(folder, f"{name.replace('.', '/')}.py", ERA) for name in (MODULE, COMPLETION))
+    )
+
+
+@contextmanager
+def newest_connector(source: Source) -> Iterator[None]:
+    """Inside the stand-in, before an executor is made. Its module holds upstream's classes, and fixes change these."""
+    module, completion = import_module(MODULE), ModuleType(COMPLETION)
+    exec(compile(source.completion, COMPLETION, "exec"), vars(completion))
+    request = import_module(f"{PYEXECUTOR}.llm_request")
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(sys.modules, {COMPLETION: completion}))
+        stack.enter_context(mock.patch.object(request, "get_draft_token_length", _draft_length, create=True))
+        stack.enter_context(mock.patch.dict(vars(module)))
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source.connector, MODULE, "exec", flags), vars(module))
+        vars(module)["logger"] = logging.getLogger("tensorrt_llm")
+        yield
+
+
+def _draft_length(request: Any) -> int:
+    return len(request.py_draft_tokens)
+
+
+@dataclass
+class Running:
+    key: int  # of its reservation
+    load: Load
+    polls: int  # of the worker, until it is over; 0: with the batch
+
+
+@dataclass
+class Side:
+    """What both sides of the connector know. The scheduler's promises, and the worker's loads."""
+
+    attack: "ConnectedAttack"
+    promised: dict[int, tuple[int, int]] = field(default_factory=dict)  # what of it has not been let go of
+    begun: list[Running] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    heard: list[tuple[Any, ...]] = field(default_factory=list)  # what upstream has said, in its order
+
+    def offer(self, request: Any, begin: int) -> tuple[int, bool]:
+        """A part of the prompt, or more than upstream can take."""
+        chance = self.attack.random
+        length = chance.randint(1, request.prompt_len - begin + 3) if chance.random() < 0.5 else 0
+        return length, length > 0 and chance.random() < 0.6
+
+    def let_go(self, key: int, begin: int, end: int) -> None:
+        """A range at either end of what is promised, and each once."""
+        first, last = self.promised.pop(key)
+        assert first <= begin < end <= last and (begin == first or end == last), f"{begin}-{end} of {first}-{last}"
+        if (begin, end) != (first, last):
+            self.promised[key] = (end, last) if begin == first else (first, begin)
+
+    def accept(self, key: int, pages: list[list[int]], begin: int, tokens: list[int], *, in_background: bool) -> None:
+        names: list[object] = []
+        for token in tokens:
+            names.append(hash((names[-1] if names else None, token)))
+        polls = self.attack.random.randint(2, 8) if in_background else 0
+        self.attack.happened("load")
+        self.attack.happened("load in the background" if in_background else "load at once")
+        self.begun.append(Running(key, Load(pages, begin, len(tokens), names), polls))
+
+    def start(self) -> None:
+        """What comes with the batch lies before it in the stream."""
+        for each in self.begun:
+            if each.polls:
+                self.running.append(each)
+            else:
+                self.write(each)
+                self.finished.append(each.key)
+        self.begun = []
+
+    def poll(self) -> list[int]:
+        for each in self.running:
+            each.polls -= 1
+        over = [each for each in self.running if not each.polls]
+        self.running = [each for each in self.running if each.polls]
+        for each in over:
+            self.write(each)
+        found, self.finished = self.finished + [each.key for each in over], []
+        return found
+
+    def write(self, each: Running) -> None:
+        self.attack.contents.note(*self.attack.manager.impl.levels.take_moves(), each.load)
+
+
+def connect(attack: "ConnectedAttack") -> None:
+    """Before its loop runs."""
+    module, side = import_module(MODULE), Side(attack)
+    connector = module.KvCacheConnectorManager(_worker(module, side), _scheduler(module, side))
+    connector.configure_prefix_reservations(enabled=True)
+    attack.executor.kv_connector_manager = attack.manager.kv_connector_manager = connector
+    attack.side, attack.connector = side, connector
+
+
+def _scheduler(module: ModuleType, side: Side) -> Any:
+    class Scheduler(module.KvCacheConnectorScheduler):  # type: ignore[misc,name-defined]  # made in a test's process
+        def __init__(self) -> None:
+            """No arguments of a server."""
+
+        def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
+            side.heard.append(("reserve", request.request_id, num_computed_tokens, reservation_id))
+            length, in_background = side.offer(request, num_computed_tokens)
+            if length:
+                side.promised[reservation_id] = num_computed_tokens, num_computed_tokens + length
+            return length, in_background
+
+        def release_prefix_reservation(self, request: Any, reservation_id: int, start: int, end: int) -> None:
+            side.heard.append(("release", request.request_id, reservation_id, start, end))
+            side.let_go(reservation_id, start, end)
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+            raise AssertionError(f"request {request.request_id} is asked about at {num_computed_tokens}")
+
+        def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: Any) -> None:
+            side.heard.append(("allocated", request.request_id, block_ids_by_layer_group))
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            side.heard.append(("batch", scheduler_output))
+            return list(scheduler_output.prefix_loads)
+
+        def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: Any) -> bool:
+            side.heard.append(("finished", request.request_id, cache_block_ids_by_layer_group))
+            return False
+
+        def request_reset(self, request: Any) -> None:
+            side.heard.append(("reset", request.request_id))
+
+    return Scheduler()
+
+
+def _worker(module: ModuleType, side: Side) -> Any:
+    class Worker(module.KvCacheConnectorWorker):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self._metadata: list[Any] | None = None
+
+        def register_kv_cache_layout(self, layout: Any) -> None:
+            """There are no bytes."""
+
+        def start_load_kv(self, stream: Any) -> None:
+            del stream
+            for each in self._metadata or ():
+                tokens = each.tokens[: each.end]
+                side.accept(
+                    each.reservation_id, each.block_ids_by_layer_group, each.start, tokens, in_background=each.is_async
+                )
+            self._clear_connector_meta()
+            side.start()
+
+        def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+            """Layers have no modules here."""
+
+        save_kv_layer = wait_for_layer_load
+
+        def wait_for_save(self, stream: Any) -> None:
+            """Nothing is saved."""
+
+        def get_finished(self, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> tuple[list[int], list[int]]:
+            del finished_gen_req_ids, started_loading_req_ids
+            return [], []
+
+        def get_finished_prefix_loads(self) -> list[int]:
+            return side.poll()
+
+    return Worker()
+
+
+class ConnectedAttack(Attack):
+    """Upstream takes its requests out, loads, and puts them back; it ends those that are cancelled while they load."""
+
+    side: Side
+    connector: Any
+
+    def happened(self, what: str) -> None:
+        self._does(what)
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self.connector.has_pending_loads())
+
+    def _is_loading(self, request: Any) -> bool:
+        return bool(request.state == type(request.state).DISAGG_GENERATION_TRANS_IN_PROGRESS)
+
+    def _handle_canceled_requests(self) -> None:
+        type(self.executor)._handle_canceled_requests(self.executor)
+
+    def _begins_to_load(self, request: Any) -> bool:
+        del request
+        return False
+
+    def _has_cache(self, request: Any, output: Any) -> bool:
+        """Upstream's scheduler prepares a first chunk in each pass, and what it reserves may not come to be used."""
+        if request.is_first_context_chunk and request.request_id in self.manager.kv_cache_map:
+            self._unsettled.add(request.request_id)
+        return super()._has_cache(request, output)
+
+    def _covers(self, request: Any, end: int) -> bool:
+        """Upstream suspends a first chunk that finds no room, or drops its cache with what is reserved for it."""
+        tokens = end - request.context_current_position
+        return bool(self.manager.resume_request(request) and self.manager.resize_context(request, tokens))
+
+    def _disturb(self) -> None:
+        super()._disturb()
+        for request in [each for each in self.executor.active_requests if self._is_loading(each)]:
+            if self._does("fail while loading", 0.1):
+                self._fail(request)
+
+    def leftovers(self) -> list[str]:
+        connector = self.connector
+        held = {
+            "reservations": connector._prefix_reservations, "loads": connector._prefix_loads,
+            "dispatched loads": connector._dispatched_prefix_load_ids, "promises": self.side.promised,
+            "deferred ends": connector._deferred_load_terminations, "transfers": self.side.running + self.side.begun,
+        }  # fmt: skip
+        return super().leftovers() + [f"{len(each)} {what}" for what, each in held.items() if each]
