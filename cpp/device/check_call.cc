@@ -73,6 +73,14 @@ void check_one(const char* kernel, const DigestBlocks& call) {
     if (call.parts == 0) {
         refuse(kernel, "parts is 0: a layer has at least one");
     }
+    constexpr std::uint64_t kMost = std::numeric_limits<std::int32_t>::max();
+    const std::uint64_t pieces = call.layer_bytes / 16;
+    const std::uint64_t sums_per_layer = std::uint64_t{call.count} * call.parts;
+    if (pieces > kMost || sums_per_layer > kMost || (call.layers != 0 && sums_per_layer > kMost / call.layers)) {
+        refuse(kernel, "count is " + std::to_string(call.count) + ", layers is " + std::to_string(call.layers) +
+                           ", parts is " + std::to_string(call.parts) + " and layer_bytes is " +
+                           std::to_string(call.layer_bytes) + ": sums and pieces are counted in 31 bits");
+    }
 }
 void check_one(const char*, const FillWords&) {}
 

@@ -65,7 +65,7 @@ struct ShapeOf {
     // A thread block for each sum, which its threads make together.
     LaunchShape operator()(const DigestBlocks& call) const {
         const std::uint64_t sums = std::uint64_t{call.count} * call.layers * call.parts;
-        const std::uint64_t most = kBlocksPerMultiprocessor * gpu.multiprocessors;
+        const std::uint64_t most = std::uint64_t{kDigestBlocksPerMultiprocessor} * gpu.multiprocessors;
         return {.blocks_x = static_cast<std::uint32_t>(std::min(sums, most)), .threads = kThreadsMax};
     }
     LaunchShape operator()(const CopyBlocks& call) const { return for_copies(call, gpu.copies_in_bulk); }

@@ -71,7 +71,7 @@ inline constexpr std::uint32_t kCopyStages = 6;
 inline constexpr std::uint32_t kCopySharedBytes = kCopyStages * kCopyPieceBytes;
 
 // Digests blocks where they lie (digest.h). A block is `layers` stretches, one behind the other, each digested for itself,
-// by `parts` thread blocks. sums[(b * layers + l) * parts + p] = the summands of the p-th part of the pieces; whoever
+// in `parts`. sums[(b * layers + l) * parts + p] = the summands of the p-th part of the pieces; whoever
 // adds the parts up, and the stretch's bytes, has its digest.
 struct DigestBlocks {
     const std::uint64_t*
@@ -81,6 +81,8 @@ struct DigestBlocks {
     std::uint64_t layer_bytes;  // a multiple of 16
     std::uint64_t key;
 };
+// As many thread blocks of DigestBlocks as a multiprocessor has registers for, with all their loads in flight.
+inline constexpr std::uint32_t kDigestBlocksPerMultiprocessor = 4;
 
 // words[0 .. count) = value. Stands for compute that writes a block.
 struct FillWords {

@@ -16,6 +16,9 @@ namespace {
 constexpr std::uint32_t kLoadsInFlight = 8;
 constexpr std::uint32_t kWarp = 32;
 constexpr std::uint32_t kCopyThreadsMax = 1024;
+// The same of DigestBlocks.
+constexpr std::uint32_t kDigestLoads = 4;
+constexpr std::uint32_t kDigestThreadsMax = 256;
 
 __device__ bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % sizeof(int4) == 0; }
 
@@ -144,27 +147,28 @@ __device__ std::uint64_t sum_of_block(std::uint64_t value, std::uint64_t* of_war
 }
 
 // This thread's share of the pieces from `begin` to `end` of one stretch.
-__device__ std::uint64_t sum_of_pieces(const int4* stretch, std::uint64_t begin, std::uint64_t end, std::uint64_t key) {
-    constexpr std::uint32_t kDigestLoads = 4;  // in flight; they hide the latency of the memory
+__device__ std::uint64_t sum_of_pieces(const int4* stretch, std::uint32_t begin, std::uint32_t end, std::uint64_t key) {
+    const auto summand = [key](const int4& piece, std::uint32_t place) {
+        const auto word = [](int low, int high) {
+            return static_cast<std::uint32_t>(low) | std::uint64_t{static_cast<std::uint32_t>(high)} << 32;
+        };
+        return kvfix::digest_summand(key, place, {word(piece.x, piece.y), word(piece.z, piece.w)});
+    };
     std::uint64_t sum = 0;
-    for (std::uint64_t i = begin + threadIdx.x; i < end; i += std::uint64_t{blockDim.x} * kDigestLoads) {
+    std::uint32_t i = begin + threadIdx.x;
+    for (; i + blockDim.x * (kDigestLoads - 1) < end; i += blockDim.x * kDigestLoads) {
         int4 held[kDigestLoads];
 #pragma unroll
         for (std::uint32_t load = 0; load < kDigestLoads; ++load) {
-            const std::uint64_t place = i + std::uint64_t{blockDim.x} * load;
-            held[load] = place < end ? __ldcs(stretch + place) : int4{};
+            held[load] = __ldcs(stretch + i + blockDim.x * load);
         }
 #pragma unroll
         for (std::uint32_t load = 0; load < kDigestLoads; ++load) {
-            const std::uint64_t place = i + std::uint64_t{blockDim.x} * load;
-            const auto word = [](int low, int high) {
-                return static_cast<std::uint32_t>(low) | std::uint64_t{static_cast<std::uint32_t>(high)} << 32;
-            };
-            const int4& piece = held[load];
-            if (place < end) {
-                sum += kvfix::digest_summand(key, place, {word(piece.x, piece.y), word(piece.z, piece.w)});
-            }
+            sum += summand(held[load], i + blockDim.x * load);
         }
+    }
+    for (; i < end; i += blockDim.x) {
+        sum += summand(__ldcs(stretch + i), i);
     }
     return sum;
 }
@@ -216,21 +220,29 @@ __global__ void __launch_bounds__(kCopyThreadsMax) CopyBlocks(const __grid_const
     copy_with_threads(call);
 }
 
-__global__ void DigestBlocks(const __grid_constant__ kvfix::DigestBlocks call) {
+// A thread block makes sums that are neighbours: it asks the host's memory for the address of a block once.
+__global__ void __launch_bounds__(kDigestThreadsMax, kvfix::kDigestBlocksPerMultiprocessor)
+    DigestBlocks(const __grid_constant__ kvfix::DigestBlocks call) {
     __shared__ std::uint64_t of_warps[kWarp];
-    const std::uint64_t pieces_per_layer = call.layer_bytes / sizeof(int4);
-    const std::uint64_t pieces_per_part = (pieces_per_layer + call.parts - 1) / call.parts;
-    const std::uint64_t sums = std::uint64_t{call.count} * call.layers * call.parts;
-    for (std::uint64_t i = blockIdx.x; i < sums; i += gridDim.x) {
-        const std::uint64_t layer = i / call.parts;
-        const std::uint64_t begin = i % call.parts * pieces_per_part;
-        const auto* stretch =
-            reinterpret_cast<const int4*>(call.blocks[layer / call.layers] + layer % call.layers * call.layer_bytes);
-        const std::uint64_t past = begin + pieces_per_part;
-        const std::uint64_t end = past < pieces_per_layer ? past : pieces_per_layer;
-        const std::uint64_t sum = sum_of_block(sum_of_pieces(stretch, begin, end, call.key), of_warps);
-        if (threadIdx.x == 0) {
-            call.sums[i] = sum;
+    const auto pieces_per_layer = static_cast<std::uint32_t>(call.layer_bytes / sizeof(int4));
+    const std::uint32_t pieces_per_part = (pieces_per_layer + call.parts - 1) / call.parts;
+    const std::uint32_t sums_per_block = call.layers * call.parts;
+    const std::uint32_t sums = call.count * sums_per_block;
+    const std::uint32_t share = (sums + gridDim.x - 1) / gridDim.x;
+    std::uint32_t i = min(blockIdx.x * share, sums);
+    const std::uint32_t past = min(i + share, sums);
+    while (i < past) {
+        const std::uint32_t block = i / sums_per_block;
+        const std::uint64_t address = call.blocks[block];
+        for (const std::uint32_t last = min((block + 1) * sums_per_block, past); i < last; ++i) {
+            const std::uint32_t layer = i / call.parts % call.layers;
+            const std::uint32_t begin = i % call.parts * pieces_per_part;
+            const auto* stretch = reinterpret_cast<const int4*>(address + layer * call.layer_bytes);
+            const std::uint32_t end = min(begin + pieces_per_part, pieces_per_layer);
+            const std::uint64_t sum = sum_of_block(sum_of_pieces(stretch, begin, end, call.key), of_warps);
+            if (threadIdx.x == 0) {
+                call.sums[i] = sum;
+            }
         }
     }
 }

@@ -98,13 +98,13 @@ class Rounds:
 
     def draw(self, count: int, is_wanted: Callable[[int], bool]) -> list[int]:
         """The next ones of this round, fewer at its end. A slot that is not wanted any more has to be added again."""
-        slots, found = self._slots, list[int]()
+        slots, found, draw = self._slots, list[int](), self._random.random
         if self._next >= len(slots):
             self._next = 0
         for _ in range(STALE_PER_SLOT_MAX * count):
             if len(found) == count or self._next >= len(slots):
                 break
-            place = self._next + int(self._random.random() * (len(slots) - self._next))
+            place = self._next + int(draw() * (len(slots) - self._next))
             slot = slots[place]
             if is_wanted(slot):
                 slots[place], slots[self._next] = slots[self._next], slot
@@ -233,14 +233,14 @@ class Canary:
         self._read()
         self.wrote(writes)
         self._left = self._extra
-        self._send_due()
-        self._send(self._live_ones(min(self._blocks_per_step, self._ring.free)))
+        due = self._due_ones()
+        self._send(due + self._live_ones(min(self._blocks_per_step, self._ring.free - len(due))))
 
     @guarded
     def released(self, request: int) -> None:
         for look in self.books.released(request):
             self._due.appendleft(look)  # first: the slots may be given away at once
-        self._send_due()
+        self._send(self._due_ones())
 
     @guarded
     def lost(self, request: int) -> None:
@@ -292,9 +292,16 @@ class Canary:
     # ---- looks ----
 
     def _live_ones(self, count: int) -> list[BlockLook]:
-        primary = self.books.primary
-        slots = self._rounds.draw(count, lambda slot: slot in primary and primary[slot].digests is not None)
-        return [BlockLook(slot, primary[slot], "live") for slot in slots]
+        found: dict[int, Fill] = {}
+
+        def is_known(slot: int) -> bool:
+            fill = self.books.primary.get(slot)
+            if fill is None or fill.digests is None:
+                return False
+            found[slot] = fill
+            return True
+
+        return [BlockLook(slot, found[slot], "live") for slot in self._rounds.draw(count, is_known)]
 
     def _add(self, looks: Iterable[BlockLook]) -> None:
         for look in looks:
@@ -303,7 +310,7 @@ class Canary:
             else:
                 self._report.missed += 1
 
-    def _send_due(self) -> None:
+    def _due_ones(self) -> list[BlockLook]:
         looks: list[BlockLook] = []
         while self._due and self._left and len(looks) < self._ring.free:
             look = self._due.popleft()
@@ -312,7 +319,7 @@ class Canary:
                 self._left -= 1
             else:
                 self._report.missed += 1
-        self._send(looks)
+        return looks
 
     def _send(self, looks: list[BlockLook]) -> None:
         if looks:

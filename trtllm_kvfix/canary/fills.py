@@ -172,9 +172,11 @@ class FillBooks:
 
     def written(self, write: Write) -> Iterator[BlockLook]:
         """A step that writes these positions has been enqueued."""
-        sequence = self._live.setdefault(write.request, _Sequence([]))
-        first = write.begin // self._tokens_per_block
+        sequence = self._live.get(write.request)
+        if sequence is None:
+            sequence = self._live[write.request] = _Sequence([])
         if write.slots is not None:
+            first = write.begin // self._tokens_per_block
             for slot, known in zip_longest(write.slots, sequence.slots[first:]):
                 if slot not in (known, None):
                     self.primary[slot] = Fill(write.request)

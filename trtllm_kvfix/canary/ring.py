@@ -74,16 +74,18 @@ class Ring:
 
     def arrived(self) -> Iterator[tuple[BlockLook, bytes, int]]:
         """Each block whose digests have arrived, these by layer, and the step behind which they were made."""
-        place = (self._next + self.free) % self.places
+        size = 8 * self._pool.layers
         while self._on_way and self._on_way[0][0].done():
             mark, looks, step = self._on_way.popleft()
             self._idle.append(mark)
+            begin = (self._next + self.free) % self.places
             self.free += len(looks)
-            places = (place + np.arange(len(looks))) % self.places
-            place = (place + len(looks)) % self.places
-            by_layer = np.add.reduce(self._found[places], axis=2)
-            for look, digests in zip(looks, by_layer, strict=True):
-                yield look, digests.tobytes(), step
+            found = self._found[begin : begin + len(looks)]
+            if len(found) < len(looks):  # they go on at the ring's beginning
+                found = np.concatenate((found, self._found[: len(looks) - len(found)]))
+            digests = np.add.reduce(found, axis=2).tobytes()
+            for place, look in enumerate(looks):
+                yield look, digests[place * size : (place + 1) * size], step
 
     def close(self) -> None:
         """The device may still use the memory: it is kept for as long."""

@@ -16,8 +16,8 @@ and no block of it can be given back.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, ge
-from typing import Any
+from operator import attrgetter, eq, ge
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -69,6 +69,10 @@ class _Resting:
         return [request_id for request_id, cache in self.caches.items() if not cache.is_active]
 
 
+# Places at which a request has got other slots, with these, and the slots of further blocks.
+_Taken: TypeAlias = tuple[list[tuple[int, int]], list[int]]
+
+
 class WatchedGroup:
     """Slots of one layer group. What is not in it of a request's blocks, a window has passed."""
 
@@ -82,25 +86,25 @@ class WatchedGroup:
         self._hold(slots)
         self.canary.admitted(request_id, slots, reused, True)
 
-    def lets_go(self, request_id: int, cache: Any, first: int, blocks: int) -> tuple[int, list[int]]:
-        """Its blocks from the `first` on may be others. Returns their slots, as they are now, and from which on."""
+    def lets_go(self, request_id: int, cache: Any, first: int, blocks: int) -> _Taken:
+        """Its blocks from the `first` on may be others. Returns what it has got instead, and behind them."""
         first = 0 if self.slides else min(first, blocks)  # a window may have passed any
         known, slots = self.canary.books.slots_of(request_id)[first:], self._read(cache, first, blocks)
-        for place in _differing(known, slots):
+        changed = _differing(known, slots)
+        for place in changed:
             self.canary.replaced(request_id, first + place, NOWHERE)
             self._let_go([known[place]])
         if len(known) > len(slots):
             self.canary.shrunk(request_id, blocks)
             self._let_go(known[len(slots) :])
-        return first, slots
+        return [(first + place, slots[place]) for place in changed], slots[len(known) :]
 
-    def takes(self, request_id: int, first: int, slots: list[int]) -> None:
+    def takes(self, request_id: int, taken: _Taken) -> None:
         """All requests have let go of what is no longer theirs."""
-        known = self.canary.books.slots_of(request_id)[first:]
-        for place in _differing(known, slots):
-            self._hold([slots[place]])
-            self.canary.replaced(request_id, first + place, slots[place])
-        further = slots[len(known) :]
+        changed, further = taken
+        for place, slot in changed:
+            self._hold([slot])
+            self.canary.replaced(request_id, place, slot)
         if further:
             self._hold(further)
             self.canary.grown(request_id, further)
@@ -146,6 +150,8 @@ class WatchedGroup:
 
 def _differing(known: Sequence[int], slots: Sequence[int]) -> list[int]:
     """Places, as far as both go."""
+    if all(map(eq, known, slots)):
+        return []
     return [place for place, (old, new) in enumerate(zip(known, slots, strict=False)) if old != new]
 
 
@@ -234,11 +240,11 @@ class WatchedV2:
             if one.cache.is_active:
                 if one.is_away:
                     coming.append(request_id)
-                elif slots := self._lets_go(request_id, one):
-                    changed.append((request_id, slots))
-        for request_id, slots in changed:
-            for group, (first, of_group) in zip(self.groups, slots, strict=True):
-                group.takes(request_id, first, of_group)
+                elif taken := self._lets_go(request_id, one):
+                    changed.append((request_id, taken))
+        for request_id, taken in changed:
+            for group, of_group in zip(self.groups, taken, strict=True):
+                group.takes(request_id, of_group)
         for request_id in coming:
             self._comes(request_id)
         self._lay_to_rest()
@@ -297,10 +303,10 @@ class WatchedV2:
         for group in self.groups:
             group.leaves(request_id, one.blocks if is_known else one.committed // self._size)
 
-    def _lets_go(self, request_id: int, one: _Followed) -> list[tuple[int, list[int]]]:
-        """Returns its slots by group; nothing where none can have changed."""
+    def _lets_go(self, request_id: int, one: _Followed) -> list[_Taken]:
+        """Returns what it has got, by group; nothing where no slots can have changed."""
         blocks, committed = self._lengths(one.cache)
-        if (blocks, committed) == (one.blocks, one.committed) and (self._knows_all or not self._slides):
+        if blocks == one.blocks and committed == one.committed and (self._knows_all or not self._slides):
             return []
         is_committed = committed == one.committed  # equal blocks take the places of what is committed, and no others
         first = (one.told if is_committed else min(one.told, one.committed)) // self._size

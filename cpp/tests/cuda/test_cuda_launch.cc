@@ -68,7 +68,7 @@ TEST(CudaLaunch, HugeWorkStaysWithinTheLimitsOfAGpu) {
 
 TEST(CudaLaunch, ASumGetsAThreadBlockWhileThereIsRoom) {
     EXPECT_EQ(shape_of(digests(2, 3, 4)), (LaunchShape{24, 1, 256}));
-    EXPECT_EQ(shape_of(digests(1 << 20, 1 << 10, 4)), (LaunchShape{8 * kMultiprocessors, 1, 256}));
+    EXPECT_EQ(shape_of(digests(1 << 20, 1 << 10, 4)), (LaunchShape{4 * kMultiprocessors, 1, 256}));
 }
 
 TEST(CudaLaunch, CopyingBlocksTakesTheMultiprocessorsThatItMayAndNoMore) {

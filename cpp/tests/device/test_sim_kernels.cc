@@ -44,6 +44,13 @@ TEST_F(SimKernelTest, BadArgumentsAreRefusedAtTheLaunch) {
     EXPECT_CONTAINS(launch_error(DigestBlocks{nullptr, nullptr, 1, 1, 1, 24, 0}),
                     "layer_bytes is 24, not a multiple of 16");
     EXPECT_CONTAINS(launch_error(DigestBlocks{nullptr, nullptr, 1, 1, 0, 16, 0}), "DigestBlocks: parts is 0");
+    for (const auto& [count, layers, parts, layer_bytes] : {std::tuple{1U << 31, 1U, 1U, 16ULL},
+                                                            {1U << 20, 1U << 11, 1U, 16ULL},
+                                                            {1U << 20, 1U, 1U << 11, 16ULL},
+                                                            {1U, 1U, 1U, 16ULL << 31}}) {
+        EXPECT_CONTAINS(launch_error(DigestBlocks{nullptr, nullptr, count, layers, parts, layer_bytes, 0}),
+                        "sums and pieces are counted in 31 bits");
+    }
     device.synchronize(stream);
 }
 
