@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hostrace/copies.h"
+#include "hostrace/errno_kept.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -523,6 +524,7 @@ void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
     if (thread.inside || failed) {
         return;
     }
+    const ErrnoKept of_the_program;
     thread.inside = true;
     entry.handler({*this, data.context, entry.per_thread}, data.arguments);
     thread.inside = false;
