@@ -36,6 +36,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -101,6 +102,15 @@ std::map<std::string, int (*)()>& programs() {
 
 void say(const char* what, long result) {
     std::printf("%s %ld %s\n", what, result, result < 0 ? std::strerror(errno) : "");
+}
+
+// Such calls, and the handlers that they may wake, leave errno alone.
+constexpr int kErrno = EXDEV;
+template <typename... Arguments>
+void say_raw(const char* what, Arguments... arguments) {
+    errno = kErrno;
+    const long result = raw(arguments...);
+    std::printf("%s %ld%s\n", what, result, errno == kErrno ? "" : ", and it set errno");
 }
 
 // Until the thread waits in the kernel in this system call.
@@ -789,12 +799,22 @@ PROGRAM(files_from_pinned_memory) {
     say("rename", (std::strcpy(pinned.page, "by_write"), std::rename(pinned.page, "renamed")));
     return 0;
 }
+// The driver opens its devices once more where somebody listens to it: their numbers are not ours.
 PROGRAM(numbers_of_its_files) {
     Cuda cuda;
     char* page = cuda.pinned(kPage);
     cuda.send(page, kPage);
     cuda.wait();
-    say("file", open("/dev/null", O_RDONLY));
+    int files = 0;
+    for (int number = 0; number < 256; ++number) {
+        std::array<char, 256> target{};
+        const std::string path = "/proc/self/fd/" + std::to_string(number);
+        files += readlink(path.c_str(), target.data(), target.size()) > 0 &&
+                         !std::string_view(target.data()).starts_with("/dev/nvidia")
+                     ? 1
+                     : 0;
+    }
+    say("files", files);
     return 0;
 }
 
@@ -921,16 +941,16 @@ PROGRAM(raw_calls_of_every_kind) {
     msghdr message{};
     message.msg_iov = parts.data();
     message.msg_iovlen = 2;
-    say("write", raw(SYS_write, pair.ends[0], address(page), 4));
-    say("writev", raw(SYS_writev, pair.ends[0], address(parts.data()), 2));
-    say("sendmsg", raw(SYS_sendmsg, pair.ends[0], address(&message)));
-    say("readv", raw(SYS_readv, pair.ends[1], address(parts.data()), 2));
-    say("recvmsg", raw(SYS_recvmsg, pair.ends[1], address(&message)));
-    say("recvfrom", raw(SYS_recvfrom, pair.ends[1], address(page + 64), 4));
-    say("uname", raw(SYS_uname, address(page + 128)));
-    say("bad file", raw(SYS_read, -1, address(page), 4));
+    say_raw("write", SYS_write, pair.ends[0], address(page), 4);
+    say_raw("writev", SYS_writev, pair.ends[0], address(parts.data()), 2);
+    say_raw("sendmsg", SYS_sendmsg, pair.ends[0], address(&message));
+    say_raw("readv", SYS_readv, pair.ends[1], address(parts.data()), 2);
+    say_raw("recvmsg", SYS_recvmsg, pair.ends[1], address(&message));
+    say_raw("recvfrom", SYS_recvfrom, pair.ends[1], address(page + 64), 4);
+    say_raw("uname", SYS_uname, address(page + 128));
+    say_raw("bad file", SYS_read, -1, address(page), 4);
     pair.wake();
-    say("bad address", raw(SYS_read, pair.ends[0], 8, 4));
+    say_raw("bad address", SYS_read, pair.ends[0], 8, 4);
     return 0;
 }
 // A thread waits in the kernel, and the handler of a signal that comes meanwhile makes calls of its own.
@@ -980,28 +1000,28 @@ PROGRAM(raw_calls_about_signals) {
     const Pair pair(SOCK_STREAM);
     unsigned long all = ~0UL;
     unsigned long mask = 0;
-    say("block", raw(SYS_rt_sigprocmask, SIG_SETMASK, address(&all), address(&mask), sizeof all));
+    say_raw("block", SYS_rt_sigprocmask, SIG_SETMASK, address(&all), address(&mask), sizeof all);
     std::printf("before %lx\n", mask);
     pair.wake();
-    say("read", raw_read(pair.ends[0], pinned.page, 4));
+    say_raw("read", SYS_read, pair.ends[0], address(pinned.page), 4);
     pinned.page[0] = 'x';
     all = 1UL << (SIGSYS - 1);
-    say("unblock", raw(SYS_rt_sigprocmask, SIG_UNBLOCK, address(&all), address(&mask), sizeof all));
+    say_raw("unblock", SYS_rt_sigprocmask, SIG_UNBLOCK, address(&all), address(&mask), sizeof all);
     std::printf("blocked %lx\n", mask);
-    say("asked", raw(SYS_rt_sigprocmask, SIG_BLOCK, 0, address(&mask), sizeof mask));
+    say_raw("asked", SYS_rt_sigprocmask, SIG_BLOCK, 0, address(&mask), sizeof mask);
     std::printf("left %lx\n", mask);
-    say("bad mask", raw(SYS_rt_sigprocmask, 77, address(&all), 0, sizeof all));
+    say_raw("bad mask", SYS_rt_sigprocmask, 77, address(&all), 0, sizeof all);
     const Action ignored{SIG_IGN, 0, nullptr, ~0UL};
     Action before{};
     for (const int signal : {SIGSYS, SIGSEGV, SIGUSR2}) {
-        say("ignore", raw(SYS_rt_sigaction, signal, address(&ignored), 0, sizeof mask));
-        say("asked", raw(SYS_rt_sigaction, signal, 0, address(&before), sizeof mask));
+        say_raw("ignore", SYS_rt_sigaction, signal, address(&ignored), 0, sizeof mask);
+        say_raw("asked", SYS_rt_sigaction, signal, 0, address(&before), sizeof mask);
         std::printf("ignored %d\n", before.handler == SIG_IGN);
     }
     static std::array<char, 1 << 16> memory{};
     const stack_t stack{memory.data(), 0, memory.size()};
     stack_t told{};
-    say("stack", raw(SYS_sigaltstack, address(&stack)));
+    say_raw("stack", SYS_sigaltstack, address(&stack));
     say("asked", sigaltstack(nullptr, &told));
     std::printf("stack %d\n", told.ss_sp == memory.data());
     return 0;
@@ -1126,6 +1146,32 @@ PROGRAM(raw_call_beside_registered_memory) {
     pair.wake();
     say("read", raw_read(pair.ends[0], memory, 4));
     cuda.finish();
+    return 0;
+}
+// Faults, calls of the C library that go well, and calls of the driver.
+PROGRAM(errno_is_left_alone) {
+    Cuda cuda;
+    char* page = cuda.pinned(2 * kPage);
+    const Pair pair(SOCK_STREAM);
+    const auto left = [](const char* what, const auto& touch) {
+        errno = kErrno;
+        touch();
+        std::printf("%s: %s\n", what, errno == kErrno ? "as it was" : std::strerror(errno));
+    };
+    for (int round = 0; round < 2; ++round) {
+        cuda.close();
+        left("enqueued", [&] { cuda.fetch(page + 2048, 512); });
+        left("stepped", [&] { page[0] = 'a'; });
+        left("written", [&] { static_cast<void>(!write(pair.ends[1], page, 8)); });
+        left("read", [&] { static_cast<void>(!read(pair.ends[0], page, 8)); });
+        left("waited for", [&] { static_cast<void>(poll(reinterpret_cast<pollfd*>(page), 0, 0)); });
+        left("told", [&] { stat("/", reinterpret_cast<struct stat*>(page + 64)); });
+        left("asked", [&] { static_cast<void>(syscall(SYS_getrandom, page, 16, 0)); });
+        left("masked", [&] { pthread_sigmask(SIG_SETMASK, nullptr, reinterpret_cast<sigset_t*>(page + 1024)); });
+        left("started", [&] { std::thread([&] { page[1] = 'b'; }).join(); });
+        left("finished", [&] { cuda.finish(); });
+        left("touched", [&] { page[2048] = 'c'; });
+    }
     return 0;
 }
 PROGRAM(fails_with_what_the_kernel_says) {

@@ -387,7 +387,9 @@ RACY["pageable_source_that_goes"] = pageable(ORDER_STREAM, give_back)
 CLEAN["pageable_source_behind_a_wait"] = pageable(ORDER_ANY, wait_and_rewrite)
 CLEAN["pageable_source_that_goes_behind_a_wait"] = pageable(ORDER_STREAM, wait_and_give_back)
 CLEAN["pageable_source_of_a_host_function"] = pageable(ORDER_STREAM, rewrite_in_the_stream)
-CLEAN["pageable_source_that_is_small"] = pageable(ORDER_DURING_CALL, rewrite, 1 << 16)
+RACY["pageable_source_that_is_small"] = pageable(ORDER_STREAM, rewrite, 8)
+CLEAN["small_pageable_source_by_promise"] = pageable(ORDER_DURING_CALL, rewrite, 1 << 16)
+CLEAN["small_pageable_source_behind_a_wait"] = pageable(ORDER_STREAM, wait_and_rewrite, 8)
 MAYBE["pageable_source_that_the_driver_promised_to_have_read"] = pageable(ORDER_DURING_CALL, rewrite)
 
 

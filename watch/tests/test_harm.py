@@ -59,6 +59,7 @@ CASES = [
     "children_of_every_kind",
     "condition_beside_registered_memory",
     "crash",
+    "errno_is_left_alone",
     "exit_while_threads_copy",
     "fails_with_what_the_kernel_says",
     "fault_in_memory_that_the_program_protects",

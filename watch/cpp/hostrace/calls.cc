@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hostrace/copies.h"
+#include "hostrace/errno_kept.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -73,14 +74,15 @@ void add_sides(const Sides& sides, Enqueued& behind) {
 }
 
 // Of a batch. With an order that says so, the source is free when the call returns: the driver keeps to that where it is
-// pinned. Pageable sources it reads in the call up to a size, and above that later, whatever the order says.
+// pinned, or small. Larger pageable ones it reads later, whatever the order says. Every other order lets the driver read
+// them later: those of CUDA 13.0 still read small ones in the call, newer ones do not.
 void add_batched(const Call& call, const Sides& sides, int order, Enqueued& behind) {
     constexpr std::size_t kReadInCall = std::size_t{64} << 10;
     const bool promised = order == cuda::kOrderDuringCall;
     const bool pinned_source = !call.parts.ranges.find(sides.src.begin).empty();
     if (!promised && pinned_source) {
         behind.add({sides.src, Kind::copy, false});
-    } else if (!pinned_source && sides.src.width > kReadInCall && pageable(call, sides.src.begin)) {
+    } else if (!pinned_source && !(promised && sides.src.width <= kReadInCall) && pageable(call, sides.src.begin)) {
         behind.add_pageable({sides.src, promised ? Kind::promised_copy : Kind::copy, false});
     }
     behind.add({sides.dst, Kind::copy, true});
@@ -522,6 +524,7 @@ void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
     if (thread.inside || failed) {
         return;
     }
+    const ErrnoKept of_the_program;
     thread.inside = true;
     entry.handler({*this, data.context, entry.per_thread}, data.arguments);
     thread.inside = false;

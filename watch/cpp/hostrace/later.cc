@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "hostrace/errno_kept.h"
 #include "hostrace/owned_lock.h"
 #include "hostrace/use.h"
 #include "hostrace/watcher.h"
@@ -26,6 +27,7 @@ constexpr std::uint32_t kWithoutCalls = 1U << 1U;
 constexpr std::uint32_t kWithoutMap = 1U << 14U;
 
 void stop() {
+    const ErrnoKept of_the_program;
     stop_protecting(
         "the program lets others read and write pinned memory at any time (io_uring, aio): no page is protected, and "
         "only changes of what copies read are seen");
@@ -37,6 +39,7 @@ class Rings {
     void made(int ring) { known(ring).store(false, std::memory_order_relaxed); }
 
     bool name_pinned_memory(int ring, const Ranges& ranges) {
+        const ErrnoKept of_the_program;
         if (!lock_.lock_unless_mine()) {
             return true;
         }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <span>
 
+#include "hostrace/errno_kept.h"
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/later.h"
@@ -104,12 +105,11 @@ long change_mask(const Call& call, ucontext_t& context) {
     std::uint64_t mask = thread.blocked;
     next_syscall(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof mask);
     const long result = to_kernel_again(call);
-    const int errno_of_the_call = errno;
+    const ErrnoKept of_the_call;
     next_syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &mask, sizeof mask);
     thread.blocked = mask & kOurSignals;
     mask &= ~kOurSignals;
     std::memcpy(&context.uc_sigmask, &mask, sizeof mask);
-    errno = errno_of_the_call;
     return result;
 }
 
@@ -183,7 +183,7 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
         chain(signal, info, raw);
         return;
     }
-    const int errno_before = errno;
+    const ErrnoKept of_the_program;
     auto& context = *static_cast<ucontext_t*>(raw);
     const Call call{info->si_syscall, machine::call_arguments(context)};
     if (info->si_arch != AUDIT_ARCH_X86_64 || needs_the_callers_place(call.number)) {
@@ -197,7 +197,6 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
         after_call(call.number, call.arguments, result);
         machine::answer_call(context, result == -1 ? -errno : result);
     }
-    errno = errno_before;
 }
 
 int has_note_of_go(dl_phdr_info* object, std::size_t /*size*/, void* /*data*/) {
@@ -261,6 +260,7 @@ void ask_for_raw_calls() {
 void ask_for_raw_calls_of_this_thread() {
     Thread& thread = self();
     if (asked && !thread.tells_raw_calls) {
+        const ErrnoKept of_the_program;
         thread.tells_raw_calls = true;
         next_syscall(SYS_prctl, kDispatch, 1, libc_code.begin, libc_code.end - libc_code.begin, 0);
     }

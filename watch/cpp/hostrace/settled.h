@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hostrace/errno_kept.h"
 #include "hostrace/guard.h"
 #include "hostrace/raw_calls.h"
 #include "hostrace/watcher.h"
@@ -26,11 +27,10 @@ class Settled {
     Settled& operator=(const Settled&) = delete;
     ~Settled() {
         Watcher* watch = count_ == 0 ? nullptr : watcher();
-        const int errno_of_the_call = errno;
+        const ErrnoKept of_the_call;
         for (std::size_t at = 0; at < count_ && watch != nullptr; ++at) {
             watch->guard.close(openings_[at]);
         }
-        errno = errno_of_the_call;
     }
 
   private:
@@ -39,6 +39,7 @@ class Settled {
         if (watch == nullptr || parts == nullptr) {
             return;
         }
+        const ErrnoKept before_the_call;
         for (const iovec* part = parts; part < parts + count; ++part) {
             const auto begin = reinterpret_cast<std::uintptr_t>(part->iov_base);
             const Opening opening = watch->settle(begin, part->iov_len, access, how);
@@ -70,14 +71,15 @@ auto again(Call call, Refused refused) {
     if (watcher() != nullptr) {
         ask_for_raw_calls_of_this_thread();  // it may have begun before there was a watcher
     }
+    const int errno_before = errno;
     auto result = call();
     Watcher* watch = refused(result) ? watcher() : nullptr;
     if (watch != nullptr) {
         const Opening opening = watch->guard.open_all_for_now();
+        errno = errno_before;
         result = call();
-        const int errno_of_the_call = errno;
+        const ErrnoKept of_the_call;
         watch->guard.close(opening);
-        errno = errno_of_the_call;
     }
     return result;
 }
