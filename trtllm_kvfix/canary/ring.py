@@ -83,7 +83,8 @@ class Ring:
             found = self._found[begin : begin + len(looks)]
             if len(found) < len(looks):  # they go on at the ring's beginning
                 found = np.concatenate((found, self._found[: len(looks) - len(found)]))
-            digests = np.add.reduce(found, axis=2).tobytes()
+            # Copied at once: the device has just written it, so each line is in no cache, and a sum would wait for it.
+            digests = np.add.reduce(found.copy(), axis=2).tobytes()
             for place, look in enumerate(looks):
                 yield look, digests[place * size : (place + 1) * size], step
 
