@@ -91,7 +91,7 @@ class ReplayFence:
 
     def __init__(self, kind: type[Reads] = Reads) -> None:
         self._kind = kind
-        # By the owner. Engines have threads, so it is never walked: an entry is set and taken in one step.
+        # By the owner. Engines have threads: an entry is set, taken and removed in one step, and so are all listed.
         self._reads: dict[ref[Any], Reads] = {}
 
     def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
