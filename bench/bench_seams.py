@@ -5,7 +5,10 @@ code inside of it. `SEAM_own_us` is the difference: what the replacement takes b
 of it. What the clocks themselves take is the arm `clocks`, which has all of them and no fix; it is subtracted from the
 own times of the others. `fence_wait_us` and `replay_wait_us` are the waits for the device that the fixes count.
 
-The arms of V1's block offsets: `v1` is the fix, `v1_snapshot` and `v1_early_copy` are its ways of shipping.
+V1's copies are made in the middle of upstream's method, so `copy_batch_block_offsets_own_us` is without them. What that
+fix adds is its `copy_batch_block_offsets_us` less that of `clocks`.
+
+Of the arms for V1, `staged-offsets-v1` is the fix, `v1_snapshot` and `v1_early_copy` are its ways of shipping.
 `driver_calls` makes a snapshot's two calls to the driver and nothing else, each with a clock of its own. `racy_twice`
 and `v1_twice` make each call twice in a row: `again_us` is the second one, whose code and data are in the caches.
 `fence_asks` records and asks whether inputs have been read, and never waits.
