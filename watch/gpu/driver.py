@@ -2,6 +2,7 @@
 
 import ctypes as c
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from watch.gpu.gate import Gate
@@ -102,7 +103,15 @@ class Driver:
         self.bytes = bytes_
         self.stream = self.new_stream()
         self.device = self.allocate(bytes_)
-        self.gate = Gate(self)
+
+    @cached_property
+    def gate(self) -> Gate:
+        """Made when it is needed: it pins memory, and not every program does."""
+        return Gate(self)
+
+    def end(self) -> None:
+        if "gate" in vars(self):
+            self.gate.end()
 
     def __call__(self, name: str, *arguments: Any) -> None:
         result = getattr(self.library, name)(*arguments)

@@ -130,7 +130,7 @@ def run(name: str) -> int:
             host[bytes_ - 1] = 0
             cuda.synchronize()
             wrong += cuda.read_device(bytes_ - 1) != value
-    cuda.gate.end()
+    cuda.end()
     return wrong
 
 

@@ -241,5 +241,5 @@ def an_error_with_faulthandler(cuda: Driver) -> object:
 if __name__ == "__main__":
     driver = Driver()
     result = PROGRAMS[sys.argv[1]](driver)
-    driver.gate.end()
+    driver.end()
     sys.stdout.write(f"{result}\n")

@@ -217,7 +217,12 @@ API cuMemHostGetDevicePointer_v2(Address* device, void* host, unsigned) {
     return *device = reinterpret_cast<Address>(host), kSuccess;
 }
 API cuMemAlloc_v2(Address* result, std::size_t bytes) {
-    return given.add(*result = address_of(std::calloc(1, bytes)), bytes), kSuccess;
+    struct Allocate {
+        Address* result;
+        std::size_t bytes;
+    };
+    return told(243, "cuMemAlloc_v2", Allocate{result, bytes},
+                [=] { return given.add(*result = address_of(std::calloc(1, bytes)), bytes), kSuccess; });
 }
 API cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
 API cuDevicePrimaryCtxRetain(void** made, int) { return *made = &context, kSuccess; }
@@ -244,8 +249,14 @@ API cuCtxSynchronize() {
                 [] { return for_each_stream([](Stream& stream) { stream.wait(); }), kSuccess; });
 }
 API cuStreamCreate(void** stream, unsigned flags) {
-    *stream = new char;
-    return stream_of(*stream).blocking = (flags & 1U) == 0, kSuccess;
+    struct Create {
+        void** stream;
+        unsigned flags;
+    };
+    return told(124, "cuStreamCreate", Create{stream, flags}, [=] {
+        *stream = new char;
+        return stream_of(*stream).blocking = (flags & 1U) == 0, kSuccess;
+    });
 }
 API cuStreamGetFlags(void* stream, unsigned* flags) {
     if (stream_of(stream).capturing) {

@@ -18,7 +18,7 @@ from watch.gpu.run_planted import run
 def cuda():
     cuda = Driver()
     yield cuda
-    cuda.gate.end()
+    cuda.end()
 
 @pytest.mark.parametrize("repaired", [True, False, True])
 def test_copies(cuda, repaired):

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from hostrace.command import watch as hostrace
-from hostrace.races import Frame, Race, Stack
-from hostrace.report import FORMAT, Report, as_json, remedy
+from hostrace.races import NUMBERS, Frame, Race, Stack
+from hostrace.report import FORMAT, Report, as_json, remedy, summary
 from hostrace.sarif import sarif
 from watch.tests.conftest import Watch
 from watch.tests.made import made_race, made_report
@@ -42,12 +42,18 @@ def test_a_report_in_json_is_as_the_schema_has_it(watch: Watch, arm: str) -> Non
         (made_report(suppressed=[made_race()]), "silent"),
         (made_report(guarded=0), "nothing-watched"),
         (made_report(guarded=0, processes=0, refused=1), "blind"),
+        (made_report(guarded=0, numbers={**dict.fromkeys(NUMBERS, 0), "unwatched_streams": 3}), "blind"),
     ],
 )
 def test_the_verdict_is_one_word(report: Report, verdict: str) -> None:
     made = json.loads(json.dumps(as_json(report)))
     valid(made)
     assert made["verdict"] == verdict
+
+
+def test_a_report_of_uses_that_could_not_be_watched_says_so() -> None:
+    report = made_report(guarded=0, numbers={**dict.fromkeys(NUMBERS, 0), "unwatched_streams": 3})
+    assert "no use could be watched, so this says nothing about races" in summary(report)
 
 
 def test_a_race_comes_back_from_json_as_it_was() -> None:

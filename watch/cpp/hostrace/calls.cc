@@ -93,10 +93,14 @@ void add_batched(const Call& call, const Sides& sides, int order, Enqueued& behi
 
 // What follows takes what the driver's functions take, or the first of it.
 
-// The call that pins memory may wait for the device; the first use of it must not, so what that needs is made here.
+// What watches a use needs pinned memory of its own, and pinning it may wait for the device. A use must not wait, so it is
+// made when the program pins memory itself, or gets a stream or memory on the device: without these there is no use. In
+// batches the device reads memory that nobody has pinned.
+void is_going_to_work(const Call& call) { call.parts.streams.prepare(call.context); }
+
 void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes, bool registered) {
     call.parts.ranges.add(begin, bytes, registered, call.parts.watch.stacks.take());
-    call.parts.streams.prepare(call.context);
+    is_going_to_work(call);
 }
 
 void host_alloc(const Call& call, void** result, std::size_t bytes) { pinned(call, number(*result), bytes, false); }

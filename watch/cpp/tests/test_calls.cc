@@ -85,6 +85,25 @@ TEST_F(CallsTest, BatchesAskTheOrderOfEachCopy) {
     expect_use(kHost, 100, false, Kind::copy);
 }
 
+TEST_F(CallsTest, BatchesAreWatchedInProgramsThatPinNothing) {
+    driver_.pointer_attribute = [](void*, int, cuda::Address) { return 1; };  // no memory is the driver's
+    std::array<Word, 1> to{kDevice}, from{kHost};
+    std::array<std::size_t, 1> bytes{100};
+    const auto has_marked = [&] {
+        FakeDriver::written.clear();
+        told(796, &to, &from, &bytes, std::size_t{1}, nullptr, nullptr, std::size_t{0}, stream_);
+        return !FakeDriver::written.empty();
+    };
+    for (const std::uint32_t number : {124, 243, 244, 367, 598, 599, 758}) {
+        calls_ = std::make_unique<Calls>(*watch_, driver_);
+        EXPECT_FALSE(has_marked()) << number;
+        told(number);
+        EXPECT_TRUE(has_marked()) << number;
+        forget();
+        told(17);
+    }
+}
+
 TEST_F(CallsTest, BatchesOfSlices) {
     constexpr Word kPointer = 1, kInArray = 2, kDuring = 2, kStreams = 1;
     // kind, address, length of rows, height of layers and a hint of both sides, width, height, depth, order

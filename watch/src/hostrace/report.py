@@ -73,7 +73,12 @@ class Report:
     @property
     def blind(self) -> bool:
         """CUDA ran, and nobody looked."""
-        return self.refused > 0 and self.processes == 0
+        none_could_be = self.none_watched and self.numbers["unwatched_streams"] > 0
+        return none_could_be or (self.refused > 0 and self.processes == 0)
+
+    @property
+    def none_watched(self) -> bool:
+        return self.numbers["guarded"] == 0
 
     @property
     def verdict(self) -> str:
@@ -84,7 +89,7 @@ class Report:
             return "race"
         if self.possible:
             return "possible"
-        return "silent" if self.numbers["guarded"] else "nothing-watched"
+        return "nothing-watched" if self.none_watched else "silent"
 
     def failed(self, strict: bool) -> bool:
         return bool(self.races or self.unordered) or (strict and bool(self.possible))
@@ -185,8 +190,9 @@ def summary(report: Report) -> str:
     processes = number_of(report.processes, "process", "processes")
     graded = f"{races}, {len(report.unordered)} unordered, {len(report.possible)} possible"
     text = f"{graded}, {len(report.suppressed)} suppressed; {uses} watched in {processes}"
-    if not report.numbers["guarded"]:
-        text += ": no use of pinned memory was seen, so this says nothing about races"
+    if report.none_watched:
+        seen = "could be watched" if report.numbers["unwatched_streams"] else "of pinned memory was seen"
+        text += f": no use {seen}, so this says nothing about races"
     if not report.processes and not report.refused:
         text += ". No process loaded the library: CUDA was not used, or something emptied the command's environment"
     if report.numbers["steps"]:
