@@ -1155,6 +1155,51 @@ def open_device(name: str = 'auto', seed: int = 0) -> Device:
     Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.
     """
 
+class PlaceOfThread:
+    """Where each thread enqueues work."""
+
+    def __init__(self, find_torch: Callable[[], tuple[Callable[[], int], Callable[[int], int], Callable[[int], Device]]]) -> None:
+        """
+        find_torch: called once, by the first thread that has named no place. Returns what tells torch's current device, the current stream of a device, and the device behind a number.
+        """
+
+    def now(self) -> tuple[Device, int]:
+        """The place that this thread has named, or else torch's."""
+
+    @staticmethod
+    def name(place: tuple[Device, int] | None) -> tuple[Device, int] | None:
+        """
+        This thread enqueues there from now on. Returns what it had named before.
+        """
+
+    def __repr__(self) -> str: ...
+
+class StreamMarks:
+    """
+    Events behind the work of streams, one for each: a writer that waits for them may overwrite what was read up to there. Not for two threads at once.
+    """
+
+    def __init__(self, place: PlaceOfThread) -> None: ...
+
+    def record(self) -> None:
+        """
+        Moves the mark of this thread's current stream behind everything that is on it.
+        """
+
+    def done(self) -> bool:
+        """Whether every stream is past its mark."""
+
+    def wait(self) -> float:
+        """
+        Waits until every stream is past its mark. Returns the seconds; 0 if all were.
+        """
+
+    @property
+    def streams(self) -> list[int]:
+        """Every stream that has a mark."""
+
+    def __repr__(self) -> str: ...
+
 def copy_pages(table: Any, rows: Any, own: Any) -> None:
     """
     Copies the first planes of these rows of a table (pools, rows, 2, blocks) into the first rows of `own`, in their order. Raises ValueError, with nothing copied, if they do not fit.

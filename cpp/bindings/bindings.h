@@ -28,6 +28,7 @@ void bind_results(nanobind::module_& module);
 void bind_stats(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
+void bind_place(nanobind::module_& module);
 void bind_staging(nanobind::module_& module);
 void bind_offset_calls(nanobind::module_& module);
 void bind_offload(nanobind::module_& module);

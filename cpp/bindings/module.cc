@@ -74,6 +74,7 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_stats(m);
     kvfix::bindings::bind_manager(m);
     kvfix::bindings::bind_device(m);
+    kvfix::bindings::bind_place(m);
     kvfix::bindings::bind_staging(m);
     kvfix::bindings::bind_offset_calls(m);
     kvfix::bindings::bind_offload(m);

@@ -8,6 +8,8 @@ import pytest
 
 from trtllm_kvfix import native
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging import stream_marks
+from trtllm_kvfix.staging.place import place_of_thread
 
 from .scenes import begin, manager, prompt, push_to_host
 
@@ -51,6 +53,7 @@ def of_devices() -> Iterator[object]:
     target = SIMULATED.empty((1, 2, 2, 4), "int32")
     table = np.zeros((1, 3, 2, 4), dtype=np.int32)
     yield from (SIMULATED, SIMULATED.pinned((2, 3), "uint8"), target, engine, stager, stager.stats())
+    yield from (place_of_thread, stream_marks())
     copies = native.PoolCopies(target, table, stager, lambda: 0, Fuse("staged-offsets-v1"), lends=False)
     launch = native.OffsetLaunch(lambda *_: None, Fuse("staged-offsets-v2"))
     yield from (

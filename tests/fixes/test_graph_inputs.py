@@ -14,10 +14,11 @@ from tests.fixes.faults import Fault
 from tests.fixes.proofs import Broken
 from tests.fixes.replay_loop import Loop
 from tests.standin.serving import Server
+from trtllm_kvfix import native
 from trtllm_kvfix.fixes.graph_inputs.fix import ID, Reads
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.staging import MovableMark, on_stream
+from trtllm_kvfix.staging import on_stream
 
 NO_LORA: dict[str, Any] = {}
 
@@ -110,7 +111,7 @@ def test_another_engines_tables_are_not_waited_for(loop: Loop) -> None:
 def test_tables_that_no_graph_was_handed_cost_no_event(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without LoRA on experts, `get_moe_slot_inputs` has nothing to give or is not called."""
     tables = loop.tables(handed_out=False)
-    monkeypatch.setattr(MovableMark, "record", None)
+    monkeypatch.setattr(native.StreamMarks, "record", None)
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables)
     loop.require_write_at_once(tables, 1)
@@ -138,7 +139,7 @@ def test_without_a_mark_the_whole_stream_is_awaited(loop: Loop, monkeypatch: pyt
     tables = loop.tables()
     gate = loop.device.close_gate(loop.stream)
     with monkeypatch.context() as patch:
-        patch.setattr(MovableMark, "record", broken)
+        patch.setattr(native.StreamMarks, "record", broken)
         loop.replay(tables)
     loop.require_write_waits(tables, gate)
     assert fuse.of(ID).faults == 1
@@ -146,7 +147,7 @@ def test_without_a_mark_the_whole_stream_is_awaited(loop: Loop, monkeypatch: pyt
 
 def test_where_the_wait_fails_the_whole_stream_is_awaited(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = loop.tables()
-    monkeypatch.setattr(MovableMark, "wait", broken)
+    monkeypatch.setattr(native.StreamMarks, "wait", broken)
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables)
     loop.require_write_waits(tables, gate)
@@ -165,7 +166,7 @@ def test_after_repeated_faults_it_stands_down_to_the_wait_for_the_stream(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = loop.tables()
-    monkeypatch.setattr(MovableMark, "record", broken)
+    monkeypatch.setattr(native.StreamMarks, "record", broken)
     for number in range(fuse.IN_A_ROW_MAX):
         loop.replay(tables)
         loop.write(tables, number)
@@ -183,7 +184,7 @@ def test_a_wait_that_succeeds_makes_the_next_fault_the_first_in_a_row(
     tables = loop.tables()
     for number in range(fuse.IN_A_ROW_MAX):
         with monkeypatch.context() as patch:
-            patch.setattr(MovableMark, "record", broken)
+            patch.setattr(native.StreamMarks, "record", broken)
             loop.replay(tables)
         loop.write(tables, number)
         loop.replay(tables)
@@ -197,8 +198,8 @@ def test_where_our_device_fails_altogether_torch_waits_for_the_whole_gpu(
     waited: list[str] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: waited.append("gpu")))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    for ours in ("graph_inputs.fix", "waits"):
-        monkeypatch.setattr(f"trtllm_kvfix.fixes.{ours}.current_place", broken)
+    for ours in ("native.StreamMarks.record", "fixes.waits.current_place"):
+        monkeypatch.setattr(f"trtllm_kvfix.{ours}", broken)
     tables = loop.tables()
     loop.replay(tables)
     loop.write(tables, 1)
@@ -283,8 +284,8 @@ def replay_graphs(_: Fault) -> None:
 
 
 CALLS = (
-    *(f"{ROOM}.fix.{name}" for name in ("ReplayFence._reads_of", "current_place", "wait_for")),
-    *(f"staging.mark.MovableMark{name}" for name in ("", ".record", ".wait")),
+    *(f"{ROOM}.fix.{name}" for name in ("ReplayFence._reads_of", "wait_for")),
+    *(f"native.StreamMarks.{name}" for name in ("record", "wait")),
 )
 
 PLACES = tuple(Fault(name, variant, replay_graphs) for variant in HANDS_TABLES_TO_GRAPHS for name in CALLS)

@@ -155,9 +155,8 @@ BROKEN = Broken(f"{MECHANISM}.InputFence.wait", lambda *_: None)
 
 CALLS = (
     *(f"{MECHANISM}.InputFence.{name}" for name in ("record", "_due")),
-    *(f"{MECHANISM}.{name}" for name in ("wait_for", "current_place")),
-    *(f"staging.mark.MovableMark{name}" for name in ("", ".record", ".wait")),
-    *(f"native.Device.{name}" for name in ("create_event", "record", "done", "wait")),
+    *(f"{MECHANISM}.{name}" for name in ("wait_for", "stream_marks")),
+    *(f"native.StreamMarks.{name}" for name in ("record", "wait")),
     "metrics.counters.fence_waits",
 )
 

@@ -13,6 +13,7 @@ from tests.fixes.applied import standing_in
 from tests.simulated import Bench
 from tests.standin.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
 from tests.standin.serving import Server
+from trtllm_kvfix import native
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.fix_ids import BLIND
 from trtllm_kvfix.fixes import ALL
@@ -25,7 +26,7 @@ from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixChoices, FixSettings, Settings
 from trtllm_kvfix.settings import load
-from trtllm_kvfix.staging import MovableMark, on_stream
+from trtllm_kvfix.staging import on_stream
 
 REQUESTS = 24
 V1, V2, FENCE, GRAPHS = "staged-offsets-v1", "staged-offsets-v2", "input-copy-fence", "graph-inputs"
@@ -267,7 +268,7 @@ def test_marks_that_cannot_be_asked_keep_no_table_waiting(monkeypatch: pytest.Mo
 
     bench, fuse = Bench(), Fuse(GRAPHS)
     reads = ObservedReads(fuse)
-    monkeypatch.setattr(MovableMark, "done", fails)
+    monkeypatch.setattr(native.StreamMarks, "done", fails)
     with on_stream(bench.device, bench.stream), bench.held():
         reads.mark()
         reads.wait()

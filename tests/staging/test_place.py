@@ -44,14 +44,12 @@ def test_copies_to_a_tensor_go_to_the_place_of_the_thread_that_makes_them() -> N
 
 
 @pytest.fixture
-def forgetful() -> Iterator[None]:
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is asked of torch once is asked anew."""
-    kept = (place._torch_cuda, place._device_of_torch, place.stream_of_torch, place._device)
-    for each in kept:
-        each.cache_clear()
+    place.stream_of_torch.cache_clear()
+    monkeypatch.setattr(place, "place_of_thread", native.PlaceOfThread(place.find_torch))
     yield
-    for each in kept:
-        each.cache_clear()
+    place.stream_of_torch.cache_clear()
 
 
 @pytest.mark.usefixtures("forgetful")

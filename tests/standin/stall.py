@@ -27,7 +27,8 @@ class Stall:
         self._tensors = tensors
         self._lock = threading.Lock()  # guards what follows
         self._gates: dict[int, int] = {}  # by the number of the step
-        self._recorded: dict[int, int] = {}  # by event: the step that was the last one when it was recorded
+        # By an event, or by marks of streams: the step that was the last one when they were recorded.
+        self._recorded: dict[int | native.StreamMarks, int] = {}
         self.held = 0  # steps whose copies were held
         held = pauses.REPLAY if replay else pauses.FORWARD_DRAFT if draft else pauses.FORWARD
         # Steps are counted from the server's first one on: the loop may still wait for one that was enqueued before
@@ -78,11 +79,11 @@ class Stall:
     def concerns_this_thread(self) -> bool:
         return bool(self._pauses.may_be_reached_here())
 
-    def others_record(self, event: int) -> None:
-        self._recorded[event] = self._step()
+    def others_record(self, mark: int | native.StreamMarks) -> None:
+        self._recorded[mark] = self._step()
 
-    def others_wait(self, event: int) -> None:
-        self._let_go(self._recorded.get(event, self._step()))
+    def others_wait(self, mark: int | native.StreamMarks) -> None:
+        self._let_go(self._recorded.get(mark, self._step()))
 
     def others_synchronize(self) -> None:
         self._let_all_go()
@@ -130,8 +131,27 @@ class _Others:
                 stall.others_synchronize()
             synchronize(device, stream)
 
-        for name, made in {"record": recording, "wait": waiting, "synchronize": synchronizing}.items():
-            self._patches.enter_context(mock.patch.object(native.Device, name, made))
+        self._replace(native.Device, record=recording, wait=waiting, synchronize=synchronizing)
+        self._listen_to_marks()
+
+    def _listen_to_marks(self) -> None:
+        record, wait = native.StreamMarks.record, native.StreamMarks.wait
+
+        def recording(marks: native.StreamMarks) -> None:
+            for stall in self._concerned():
+                stall.others_record(marks)
+            record(marks)
+
+        def waiting(marks: native.StreamMarks) -> float:
+            for stall in () if marks.done() else self._concerned():
+                stall.others_wait(marks)
+            return wait(marks)
+
+        self._replace(native.StreamMarks, record=recording, wait=waiting)
+
+    def _replace(self, kind: type, **made: Any) -> None:
+        for name, each in made.items():
+            self._patches.enter_context(mock.patch.object(kind, name, each))
 
 
 _others = _Others()

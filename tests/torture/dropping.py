@@ -19,7 +19,8 @@ from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.native import OffsetLaunch, OffsetStager, PoolCopies, PoolCopiesByTensor
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import MovableMark, current_place, on_stream
+from trtllm_kvfix.staging import MovableMark, current_place, on_stream, stream_marks
+from trtllm_kvfix.staging.place import find_torch
 from trtllm_kvfix.staging.read_back import ReadBack
 from trtllm_kvfix.staging.stagers import Stagers
 
@@ -47,6 +48,8 @@ class Things:
             place = current_place()
             mark = MovableMark(device, stream)
             mark.record()
+            behind_the_stream = stream_marks()
+            behind_the_stream.record()
             stager.ship(target, np.zeros(SHAPE, np.int32), 2, stream=stream)
             lot = staged_offsets_v2.Lot(device.pinned((4,), "int32"), device.pinned((4,), "int32"))
             staged_offsets_v2.keep_until_read(lot, stream)
@@ -73,6 +76,8 @@ class Things:
             "turns": turns,
             "turn lock": native.TurnLock(),
             "mark": mark,
+            "stream marks": behind_the_stream,
+            "place of threads": native.PlaceOfThread(find_torch),
             "place": place,
             "graph memory": graph_memory,
             "read back": ReadBack("staged-offsets-v1", 2),

@@ -2,21 +2,19 @@
 enqueued."""
 
 import sys
-from collections.abc import Iterable
 
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.metrics.counters import Counter
-from trtllm_kvfix.staging import MovableMark, current_place
+from trtllm_kvfix.native import StreamMarks
+from trtllm_kvfix.staging import current_place
 
 _said: set[str] = set()
 
 
-def wait_for(marks: Iterable[MovableMark], times: Counter, seconds: Counter) -> None:
-    """Wait for the mark. If the device has passed it already, no wait is counted."""
-    waited_s = 0.0
-    for mark in marks:
-        waited_s += mark.wait()
+def wait_for(marks: StreamMarks, times: Counter, seconds: Counter) -> None:
+    """Wait for the marks. If the device has passed them already, no wait is counted."""
+    waited_s = marks.wait()
     if waited_s > 0:
         times.add()
         seconds.add(waited_s)

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from trtllm_kvfix import native
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.staging.place import StreamPlace
+from trtllm_kvfix.staging.place import place_of_thread
 
 
 class MovableMark:
@@ -37,9 +37,6 @@ class MovableMark:
                 self._device.destroy_event(self._event)
 
 
-class MarksByPlace(dict[StreamPlace, MovableMark]):
-    """The mark of each place, made when it is asked for. Not for two threads at once."""
-
-    def __missing__(self, place: StreamPlace) -> MovableMark:
-        mark = self[place] = MovableMark(*place)
-        return mark
+def stream_marks() -> native.StreamMarks:
+    """Marks of the streams on which the calling thread enqueues work, one for each."""
+    return native.StreamMarks(place_of_thread)

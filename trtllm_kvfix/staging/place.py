@@ -7,7 +7,6 @@ On a GPU that is torch's current stream. For memory of our own there is no torch
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -21,27 +20,19 @@ class StreamPlace(NamedTuple):
     stream: int
 
 
-_said = threading.local()
-
-
 @contextmanager
 def on_stream(device: native.Device, stream: int) -> Iterator[None]:
     """Like `torch.cuda.stream` for tensors: it nests, and holds for this thread only."""
-    outer = getattr(_said, "place", None)
-    _said.place = StreamPlace(device, stream)
+    outer = native.PlaceOfThread.name((device, stream))
     try:
         yield
     finally:
-        _said.place = outer
+        native.PlaceOfThread.name(outer)
 
 
 def current_place() -> StreamPlace:
     """Raise RuntimeError if neither `on_stream` nor torch names a device."""
-    place: StreamPlace | None = getattr(_said, "place", None)
-    if place is not None:
-        return place
-    index = _device_of_torch()()
-    return StreamPlace(_device(index), stream_of_torch()(index))
+    return StreamPlace(*place_of_thread.now())
 
 
 def stream_for(tensor: Any) -> Callable[[], int]:
@@ -61,7 +52,10 @@ def stream_of_torch() -> Callable[[int], int]:
     return shortcut or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
 
 
-@cache
+def find_torch() -> tuple[Callable[[], int], Callable[[int], int], Callable[[int], native.Device]]:
+    return _device_of_torch(), stream_of_torch(), lambda index: native.open_device(f"cuda:{index}")
+
+
 def _device_of_torch() -> Callable[[], int]:
     """Asks torch for the number of this thread's device, past the question whether CUDA has been initialised, which
     torch takes longer to answer."""
@@ -71,7 +65,6 @@ def _device_of_torch() -> Callable[[], int]:
     return shortcut or cuda.current_device
 
 
-@cache
 def _torch_cuda() -> Any:
     try:
         import torch  # noqa: PLC0415  only where tensors are
@@ -82,6 +75,4 @@ def _torch_cuda() -> Any:
     return torch.cuda
 
 
-@cache
-def _device(index: int) -> native.Device:
-    return native.open_device(f"cuda:{index}")
+place_of_thread = native.PlaceOfThread(find_torch)

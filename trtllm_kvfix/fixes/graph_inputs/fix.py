@@ -21,7 +21,7 @@ from trtllm_kvfix.overlay import fuse as fuses
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
-from trtllm_kvfix.staging import MarksByPlace, current_place
+from trtllm_kvfix.staging import stream_marks
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -37,7 +37,7 @@ class Reads:
 
     def __init__(self, fuse: Fuse) -> None:
         self._fuse = fuse
-        self._marks = MarksByPlace()
+        self._marks = stream_marks()
         self._is_tracked = True  # False: something may be pending that has no mark
 
     def mark(self) -> None:
@@ -45,7 +45,7 @@ class Reads:
         if self._fuse.blown:
             return
         try:
-            self._marks[current_place()].record()
+            self._marks.record()
         except Exception as error:
             self._fuse.fault(error)
             self.lose_track()
@@ -57,7 +57,7 @@ class Reads:
         """The tables may be written when this returns."""
         if self._is_tracked and not self._fuse.blown:
             try:
-                wait_for(self._marks.values(), counters.replay_waits, counters.replay_wait_seconds)
+                wait_for(self._marks, counters.replay_waits, counters.replay_wait_seconds)
             except Exception as error:
                 self._fuse.fault(error)
             else:
@@ -74,7 +74,7 @@ class ObservedReads(Reads):
         if self._fuse.blown:
             return
         try:
-            if not all(mark.done() for mark in self._marks.values()):
+            if not self._marks.done():
                 counters.observed.add(1, self._fuse.fix_id)
         except Exception as error:
             self._fuse.fault(error)

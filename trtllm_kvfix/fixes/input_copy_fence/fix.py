@@ -22,10 +22,11 @@ from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.waits import finish, wait_for
 from trtllm_kvfix.hazards.h7_other_pinned_buffers import device as h7
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import StreamMarks
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
-from trtllm_kvfix.staging import MarksByPlace, MovableMark, current_place
+from trtllm_kvfix.staging import stream_marks
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -35,11 +36,11 @@ ID = "input-copy-fence"
 
 
 class _OfThread(threading.local):
-    """The inputs that a thread has enqueued, and those of them that it has not waited for."""
+    """Marks behind the inputs that a thread has enqueued, by their engine's identity."""
 
     def __init__(self) -> None:
-        self.marks: defaultdict[int, MarksByPlace] = defaultdict(MarksByPlace)  # by the engine's identity
-        self.pending: dict[MovableMark, int] = {}
+        self.marks: defaultdict[int, StreamMarks] = defaultdict(stream_marks)
+        self.pending: dict[int, StreamMarks] = {}  # those that it has not waited for
 
 
 class InputFence:
@@ -53,22 +54,23 @@ class InputFence:
         self._tried = fuse.of(ID)
 
     def record(self, engine: Any) -> None:
-        inputs = self._inputs
-        mark = inputs.marks[id(engine)][current_place()]
-        mark.record()
-        inputs.pending[mark] = id(engine)
+        inputs, number = self._inputs, id(engine)
+        marks = inputs.marks[number]
+        marks.record()
+        inputs.pending[number] = marks
 
     def wait(self, engine: Any = None) -> None:
         """Wait for the last inputs of one engine, or of all. It raises nothing."""
-        due: list[MovableMark] | None = None
+        due: list[StreamMarks] | None = None
         try:
             due = self._due(engine)
             if not due:
                 return
-            wait_for(due, counters.fence_waits, counters.fence_wait_seconds)
+            for marks in due:
+                wait_for(marks, counters.fence_waits, counters.fence_wait_seconds)
         except Exception as error:
             self._tried.fault(error)
-            streams: set[int | None] = {mark.stream for mark in due or ()}
+            streams: set[int | None] = {stream for marks in due or () for stream in marks.streams}
             for stream in streams or {None}:
                 finish(stream)
         else:
@@ -106,16 +108,14 @@ class InputFence:
 
         return step
 
-    def _due(self, engine: Any) -> list[MovableMark]:
+    def _due(self, engine: Any) -> list[StreamMarks]:
         pending = self._inputs.pending
+        if engine is not None:
+            of_engine = pending.pop(id(engine), None)
+            return [] if of_engine is None else [of_engine]
         # Unlike `list(...)`, this takes one of the lists that Python keeps, and so adds none to them.
-        if engine is None:
-            due = [*pending]
-            pending.clear()
-            return due
-        due = [mark for mark, of in pending.items() if of == id(engine)]
-        for mark in due:
-            del pending[mark]
+        due = [*pending.values()]
+        pending.clear()
         return due
 
 
@@ -124,7 +124,7 @@ class ObservedFence(InputFence):
 
     def wait(self, engine: Any = None) -> None:
         try:
-            if not all(mark.done() for mark in self._due(engine)):
+            if not all(marks.done() for marks in self._due(engine)):
                 counters.observed.add(1, ID)
         except Exception as error:
             self._tried.fault(error)
