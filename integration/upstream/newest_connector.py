@@ -1,7 +1,8 @@
 """Upstream's newest connector manager that is stored (era N) in its newest loops, over its newest V2 manager.
 
-A connector that has something of most prompts promises it while they are scheduled. Its loads are written when they are
-over, into the pages that upstream gave them, whoever has those by then.
+A connector that has something of most prompts promises it while they are scheduled, or answers when it is asked about
+those in the batch. Its loads are written when they are over, into the pages that upstream gave them, whoever has those
+by then.
 """
 
 import __future__
@@ -66,7 +67,7 @@ def _draft_length(request: Any) -> int:
 
 @dataclass
 class Running:
-    key: int  # of its reservation
+    key: int  # of its reservation, or its request
     load: Load
     polls: int  # of the worker, until it is over; 0: with the batch
 
@@ -77,16 +78,11 @@ class Side:
 
     attack: "ConnectedAttack"
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)  # what of it has not been let go of
+    offered: dict[int, tuple[int, bool]] = field(default_factory=dict)  # from where, and whether in the background
     begun: list[Running] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     heard: list[tuple[Any, ...]] = field(default_factory=list)  # what upstream has said, in its order
-
-    def offer(self, request: Any, begin: int) -> tuple[int, bool]:
-        """A part of the prompt, or more than upstream can take."""
-        chance = self.attack.random
-        length = chance.randint(1, request.prompt_len - begin + 3) if chance.random() < 0.5 else 0
-        return length, length > 0 and chance.random() < 0.6
 
     def let_go(self, key: int, begin: int, end: int) -> None:
         """A range at either end of what is promised, and each once."""
@@ -131,30 +127,36 @@ class Side:
 def connect(attack: "ConnectedAttack") -> None:
     """Before its loop runs."""
     module, side = import_module(MODULE), Side(attack)
-    connector = module.KvCacheConnectorManager(_worker(module, side), _scheduler(module, side))
+    scheduler, worker = _scheduler(module, side), _worker(module, side)
+    sides = (_answering(scheduler), worker) if attack.answers else (_reserving(scheduler), _reserved_worker(worker))
+    connector = module.KvCacheConnectorManager(sides[1](), sides[0]())
     connector.configure_prefix_reservations(enabled=True)
+    assert connector.prefix_reservations_enabled != attack.answers
     attack.executor.kv_connector_manager = attack.manager.kv_connector_manager = connector
     attack.side, attack.connector = side, connector
+
+
+@contextmanager
+def nothing_is_left_unwritten() -> Iterator[None]:
+    """As upstream would be right. Of an answer that goes past a window it takes pages, which it has allocated already,
+    for passed and keeps them to be reused, though nobody writes them. Here it gives them back and allocates again."""
+    kind = import_module(f"{PYEXECUTOR}.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
+    original = kind._resize_for_connector_prefix
+
+    def give_back_first(self: Any, request: Any, cache: Any, position: int, end: int) -> bool:
+        before = cache.capacity
+        assert cache.resize(cache.num_committed_tokens)
+        return original(self, request, cache, position, end) or not cache.resize(before)
+
+    with mock.patch.object(kind, original.__name__, give_back_first):
+        yield
 
 
 def _scheduler(module: ModuleType, side: Side) -> Any:
     class Scheduler(module.KvCacheConnectorScheduler):  # type: ignore[misc,name-defined]  # made in a test's process
         def __init__(self) -> None:
             """No arguments of a server."""
-
-        def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
-            side.heard.append(("reserve", request.request_id, num_computed_tokens, reservation_id))
-            length, in_background = side.offer(request, num_computed_tokens)
-            if length:
-                side.promised[reservation_id] = num_computed_tokens, num_computed_tokens + length
-            return length, in_background
-
-        def release_prefix_reservation(self, request: Any, reservation_id: int, start: int, end: int) -> None:
-            side.heard.append(("release", request.request_id, reservation_id, start, end))
-            side.let_go(reservation_id, start, end)
-
-        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-            raise AssertionError(f"request {request.request_id} is asked about at {num_computed_tokens}")
+            self.side = side
 
         def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: Any) -> None:
             side.heard.append(("allocated", request.request_id, block_ids_by_layer_group))
@@ -170,7 +172,51 @@ def _scheduler(module: ModuleType, side: Side) -> Any:
         def request_reset(self, request: Any) -> None:
             side.heard.append(("reset", request.request_id))
 
-    return Scheduler()
+    return Scheduler
+
+
+def _reserving(base: Any) -> Any:
+    class Reserving(base):  # type: ignore[misc]
+        def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
+            self.side.heard.append(("reserve", request.request_id, num_computed_tokens, reservation_id))
+            length, in_background = self.side.attack.offer(request, num_computed_tokens)
+            if length:
+                self.side.promised[reservation_id] = num_computed_tokens, num_computed_tokens + length
+            return length, in_background
+
+        def release_prefix_reservation(self, request: Any, reservation_id: int, start: int, end: int) -> None:
+            self.side.heard.append(("release", request.request_id, reservation_id, start, end))
+            self.side.let_go(reservation_id, start, end)
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+            raise AssertionError(f"request {request.request_id} is asked about at {num_computed_tokens}")
+
+    return Reserving
+
+
+def _answering(base: Any) -> Any:
+    """It is asked once a request is in the batch, and is told then which part of its answer upstream takes."""
+
+    class Answering(base):  # type: ignore[misc]
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+            self.side.heard.append(("asked", request.request_id, num_computed_tokens))
+            length, in_background = self.side.attack.offer(request, num_computed_tokens)
+            if length:
+                self.side.offered[request.request_id] = num_computed_tokens, in_background
+            return length, in_background
+
+        def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: Any) -> None:
+            super().update_state_after_alloc_by_layer_group(request, block_ids_by_layer_group)
+            begin, in_background = self.side.offered.pop(request.request_id, (0, False))
+            taken = request.py_num_connector_matched_tokens
+            if taken or in_background:  # upstream waits for a load of which it takes nothing
+                tokens, pages = (
+                    request.get_tokens(0)[: begin + taken],
+                    [list(each) for each in block_ids_by_layer_group],
+                )
+                self.side.accept(request.request_id, pages, begin, tokens, in_background=in_background)
+
+    return Answering
 
 
 def _worker(module: ModuleType, side: Side) -> Any:
@@ -201,19 +247,36 @@ def _worker(module: ModuleType, side: Side) -> Any:
 
         def get_finished(self, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> tuple[list[int], list[int]]:
             del finished_gen_req_ids, started_loading_req_ids
+            return [], side.poll()
+
+    return Worker
+
+
+def _reserved_worker(base: Any) -> Any:
+    class Reserved(base):  # type: ignore[misc]
+        def get_finished(self, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> tuple[list[int], list[int]]:
+            del finished_gen_req_ids, started_loading_req_ids
             return [], []
 
         def get_finished_prefix_loads(self) -> list[int]:
-            return side.poll()
+            found: list[int] = super().get_finished([], [])[1]
+            return found
 
-    return Worker()
+    return Reserved
 
 
+@dataclass(eq=False)
 class ConnectedAttack(Attack):
     """Upstream takes its requests out, loads, and puts them back; it ends those that are cancelled while they load."""
 
-    side: Side
-    connector: Any
+    answers: bool = False  # else it reserves
+    side: Side = field(init=False)
+    connector: Any = field(init=False)
+
+    def offer(self, request: Any, begin: int) -> tuple[int, bool]:
+        """A part of the prompt, or more than upstream can take, and whether it comes in the background."""
+        length = self.random.randint(1, request.prompt_len - begin + 3) if self.random.random() < 0.5 else 0
+        return length, length > 0 and self.random.random() < 0.6
 
     def happened(self, what: str) -> None:
         self._does(what)
@@ -255,5 +318,6 @@ class ConnectedAttack(Attack):
             "reservations": connector._prefix_reservations, "loads": connector._prefix_loads,
             "dispatched loads": connector._dispatched_prefix_load_ids, "promises": self.side.promised,
             "deferred ends": connector._deferred_load_terminations, "transfers": self.side.running + self.side.begun,
+            "offers": self.side.offered, "parked": connector.pending_async_requests.loading,
         }  # fmt: skip
         return super().leftovers() + [f"{len(each)} {what}" for what, each in held.items() if each]

@@ -34,14 +34,16 @@ pytestmark = pytest.mark.skipif(
 
 
 @contextmanager
-def newest(way: Way, fixes: Sequence[str] = (), **options: Any) -> Iterator[tuple[ConnectedAttack, list[str]]]:
+def newest(
+    way: Way, fixes: Sequence[str] = (), kind: type[ConnectedAttack] = ConnectedAttack, **options: Any
+) -> Iterator[tuple[ConnectedAttack, list[str]]]:
     found: list[str] = []
     with (
         newest_loops(SOURCE),
         newest_manager(MANAGER, connected=True),
         newest_connector(CONNECTOR),
         applied(fixes) as registry,
-        attacked(way, SEED, kind=ConnectedAttack, **options) as attack,
+        attacked(way, SEED, kind=kind, **options) as attack,
     ):
         assert isinstance(attack, ConnectedAttack)
         let_it_rebalance(attack)

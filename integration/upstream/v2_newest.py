@@ -1,7 +1,7 @@
 """The newest V2 scheduler in place of spring's: it takes the pages of a request that has started, which computes again.
 
-Its excerpts have a tree of their own, for it lies where spring's does. What they lack comes from spring's, and from
-here: nothing is drafted, and prompts that share a beginning are not put off.
+Its excerpts have a tree of their own, for it lies where spring's does. The constructor and what else they lack comes
+from spring's, and from here: nothing is drafted, and prompts that share a beginning are not put off.
 """
 
 from collections import Counter, namedtuple
@@ -28,7 +28,8 @@ class PauseState:
 
 
 class Lacking:
-    """The parts of the newest scheduler that no excerpt holds, for this one pool."""
+    """Parts of the newest scheduler for this one pool. They stand in the place of excerpts, whose constructor is not
+    spring's."""
 
     _stalled_schedules = 0
     enable_prefix_aware_scheduling = enable_recompute_pause = True
@@ -67,7 +68,7 @@ class NewestV2Server(V2Server):
         scheduler = super()._scheduler(states)
         spring = type(scheduler)
         if not hasattr(spring, PREEMPTS):
-            scheduler.__class__ = type(NAME, (spring,), stated(Lacking) | stated(self._excerpts(spring)))
+            scheduler.__class__ = type(NAME, (spring,), stated(self._excerpts(spring)) | stated(Lacking))
         return scheduler
 
     def _excerpts(self, spring: type) -> type:

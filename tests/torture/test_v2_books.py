@@ -52,6 +52,22 @@ def test_who_will_not_commit_keeps_no_page_that_the_window_has_passed() -> None:
     assert books.witness_free(0) == 18
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["answered", "reserved"])
+def test_a_page_that_a_served_prefix_passes_is_shared_though_it_was_never_written(*, at_once: bool) -> None:
+    """So it is upstream (docs/hazards/unfixed.md), where pages for a chunk are there before a connector is asked. Where
+    they are allocated with the prefix, there is none to share."""
+    books = runtime(window=8)
+    cache, row = resumed(books, [], 0 if at_once else 16)
+    assert cache.resize(16, 12)
+    told, other = set(row[1:4]), books.pools[0].slots - 4
+    assert row[0] == BAD_PAGE and books.witness_free(0) == (other + 1 if at_once else other)
+    cache.commit(PROMPT[:16])
+    cache.close()
+    later = books.create_kv_cache(None, PROMPT[:4])
+    assert later.num_committed_tokens == (0 if at_once else 4)
+    assert told.isdisjoint(later.get_aggregated_page_indices(0))
+
+
 def test_a_page_that_a_commit_takes_is_not_dropped_to_make_room_for_it() -> None:
     """It is the oldest of the host tier, and nobody holds it. Else its slot there would be given away twice."""
     books = runtime(pages=2, host_pages=2)

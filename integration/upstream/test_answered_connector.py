@@ -1,0 +1,101 @@
+"""A connector that answers when it is asked, in the place of one that reserves (test_newest_connector.py).
+
+Upstream asks about a request when it has allocated pages for a chunk. An answer may go past a window: then pages of the
+chunk are passed before anybody has written them. Upstream keeps them to be reused, and who reuses them reads what
+others have left there.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from integration.upstream.newest_connector import CONNECTED_HAPPENS, ConnectedAttack, nothing_is_left_unwritten
+from integration.upstream.test_newest_connector import newest, pytestmark
+from integration.upstream.test_newest_manager import AWAITED, WAYS
+from tests.torture import v2_attack
+from tests.torture.engines import needed
+from tests.torture.test_v2_attack import require_right
+from tests.torture.v2_attack import Way
+
+__all__ = ["pytestmark"]
+SERVED, SHARED = 32, 8  # tokens. The window of a request that has got the first has passed the second
+LOOPS = [Way("F", overlap=overlap, guesses=(0,)) for overlap in (True, False)]
+
+
+class OneByOne(ConnectedAttack):
+    """Of each two, the first gets a prefix that is longer than the window. The second begins with the same tokens."""
+
+    def _drawn(self) -> Any:
+        self._numbers += 1
+        first = self._numbers % 2 == 1
+        same = [1000 * ((self._numbers + 1) // 2) + at for at in range(SERVED)]
+        prompt = [*same, 1, 2, 3] if first else [*same[:SHARED], 4]
+        return self.server.request(self._numbers, prompt, 2)
+
+    def _disturb(self) -> None:
+        """Nobody cancels, and nothing is suspended."""
+
+    def offer(self, request: Any, begin: int) -> tuple[int, bool]:
+        length = SERVED - begin if request.request_id % 2 == 1 else 0
+        return length, length > 0 and self.random.random() < 0.5
+
+
+@pytest.fixture
+def one_at_a_time() -> Iterator[None]:
+    with mock.patch.object(v2_attack, "ACTIVE", 1):
+        yield
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("fixes", [[], needed("F")], ids=["alone", "with-all-fixes"])
+@pytest.mark.parametrize("way", LOOPS, ids=str)
+def test_upstream_keeps_pages_to_be_reused_that_nobody_has_written(way: Way, fixes: list[str]) -> None:
+    with way.build(), newest(way, fixes, OneByOne, failing=0, answers=True) as (attack, _):
+        attack.run(60)
+        assert attack.corrupt_tables == [] and attack.contents.wrong
+        said = re.compile(r"request \d*[02468] read .* for its token [0-7] in page \d+ of group 1")
+        assert [each for each in attack.contents.wrong if not said.fullmatch(each)] == []
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("answers", [False, True], ids=["reserved", "given-back"])
+@pytest.mark.parametrize("way", LOOPS, ids=str)
+def test_the_second_is_right_behind_a_reservation_or_where_upstream_gives_pages_back(
+    way: Way, *, answers: bool
+) -> None:
+    with way.build(), newest(way, needed("F"), OneByOne, failing=0, answers=answers) as (attack, _):
+        with nothing_is_left_unwritten() if answers else nullcontext():
+            attack.run(60)
+        require_right(attack)
+        assert attack.did["load at once"] and attack.did["load in the background"]
+
+
+@pytest.mark.parametrize("way", AWAITED, ids=str)
+def test_where_pages_are_given_back_and_none_fails_and_upstream_waits_it_is_right_alone(way: Way) -> None:
+    with way.build(), newest(way, failing=0, answers=True) as (attack, _), nothing_is_left_unwritten():
+        attack.run()
+        require_right(attack)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_where_pages_are_given_back_nothing_is_wrong_with_all_fixes(way: Way) -> None:
+    with way.build(), newest(way, needed(way.variant), answers=True) as (attack, found):
+        with nothing_is_left_unwritten():
+            attack.run()
+        require_right(attack)
+        assert CONNECTED_HAPPENS - attack.did.keys() == set()
+    assert found == []
+
+
+def test_a_connector_is_asked_the_same_with_all_fixes() -> None:
+    heard, way = [], Way("F", guesses=(0,))
+    for fixes in ([], needed("F")):
+        with way.build(), newest(way, fixes, failing=0, answers=True) as (attack, _), nothing_is_left_unwritten():
+            attack.run(150)
+            heard.append([str(each) for each in attack.side.heard])
+    alone, fixed = heard
+    assert alone == fixed and len(alone) > 300

@@ -1,0 +1,87 @@
+"""Upstream's newest V2 scheduler between its newest loops, V2 manager and connector manager, under the attack on V2
+(tests/torture/v2_attack.py). There is no host tier."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.upstream.newest_connector import ConnectedAttack, nothing_is_left_unwritten
+from integration.upstream.newest_scheduler import (
+    SCHEDULED_HAPPENS,
+    let_it_schedule,
+    newest_scheduler,
+    no_host_tier,
+    source_in,
+)
+from integration.upstream.test_answered_connector import LOOPS, OneByOne, one_at_a_time
+from integration.upstream.test_newest_connector import CONNECTOR, newest
+from integration.upstream.test_newest_loops import FOLDER, SOURCE
+from integration.upstream.test_newest_manager import AWAITED, MANAGER, WAYS
+from tests.torture.engines import needed
+from tests.torture.test_v2_attack import require_right
+from tests.torture.v2_attack import Way
+
+__all__ = ["one_at_a_time"]
+SCHEDULER = source_in(Path(FOLDER) if FOLDER else None)
+pytestmark = pytest.mark.skipif(
+    not (SOURCE and MANAGER and CONNECTOR and SCHEDULER),
+    reason="KVFIX_UPSTREAM names no excerpts of the newest executor, V2 manager, connector manager and V2 scheduler",
+)
+SIDES = pytest.mark.parametrize("answers", [False, True], ids=["reserves", "answers"])
+
+
+@contextmanager
+def scheduled(way: Way, fixes: Sequence[str] = (), **options: Any) -> Iterator[tuple[ConnectedAttack, list[str]]]:
+    with newest(way, fixes, make=no_host_tier, **options) as (attack, found), newest_scheduler(SCHEDULER) as kind:
+        let_it_schedule(attack, kind)
+        yield attack, found
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_upstream_alone_reads_wrong_tables_where_a_request_fails_behind_its_launch(way: Way) -> None:
+    with way.build(), scheduled(way) as (attack, _):
+        attack.run(100)
+        assert attack.corrupt_tables and attack.contents.wrong
+
+
+@SIDES
+@pytest.mark.parametrize("way", AWAITED, ids=str)
+def test_where_none_fails_there_and_upstream_waits_it_is_right_alone(way: Way, *, answers: bool) -> None:
+    with way.build(), scheduled(way, failing=0, answers=answers) as (attack, _), nothing_is_left_unwritten():
+        attack.run()
+        require_right(attack)
+
+
+@SIDES
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_with_all_fixes_nothing_is_wrong(way: Way, *, answers: bool) -> None:
+    with way.build(), scheduled(way, needed(way.variant), answers=answers) as (attack, found):
+        with nothing_is_left_unwritten():
+            attack.run()
+        require_right(attack)
+        assert SCHEDULED_HAPPENS - attack.did.keys() == set()
+    assert found == []
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@SIDES
+@pytest.mark.parametrize("way", LOOPS, ids=str)
+def test_pages_that_nobody_has_written_are_reused_behind_an_answer_alone(way: Way, *, answers: bool) -> None:
+    with way.build(), scheduled(way, needed("F"), kind=OneByOne, failing=0, answers=answers) as (attack, _):
+        attack.run(60)
+        assert attack.corrupt_tables == [] and bool(attack.contents.wrong) == answers
+
+
+@SIDES
+def test_a_connector_hears_the_same_with_all_fixes(*, answers: bool) -> None:
+    heard, way = [], Way("F", guesses=(0,))
+    for fixes in ([], needed("F")):
+        with way.build(), scheduled(way, fixes, failing=0, answers=answers) as (attack, _):
+            with nothing_is_left_unwritten():
+                attack.run(150)
+            heard.append([str(each) for each in attack.side.heard])
+    alone, fixed = heard
+    assert alone == fixed and len(alone) > 300
