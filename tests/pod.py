@@ -60,7 +60,8 @@ class Served:
             self.get(asked["port"], asked["path"])
         _, url, limit_s = self._container["livenessProbe"]["exec"]["command"]
         here = url.replace("8000", str(self._ports["http"]))
-        subprocess.run([sys.executable, ANSWERS, here, limit_s], check=True)
+        answered = fresh.run([sys.executable, ANSWERS, here, limit_s])
+        assert answered.returncode == 0, answered.stderr
 
     def corrupt(self) -> int:
         """Rows that attention has read wrong."""
