@@ -70,7 +70,7 @@ def test_a_trace_from_a_closed_standard_input_is_refused() -> None:
     assert done.stderr == "Error: trace standard input cannot be read: it is closed\n"
 
 
-@pytest.mark.parametrize("arguments", [("-h",), VERIFY, DEMO, REPLAY, ("demo", "--json")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("-h",), VERIFY, DEMO, REPLAY, (*DEMO, "--json")], ids=" ".join)
 def test_a_reader_that_goes_is_no_hazard(arguments: tuple[str, ...]) -> None:
     """1 would mean one."""
     reading, writing = os.pipe()
