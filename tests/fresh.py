@@ -35,10 +35,10 @@ JOB_BYTES_MAX = 1 << 20
 def run(
     command: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] = os.environ, limit_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    command = [str(word) for word in command]
-    if not _can_be_forked(command, env):
-        return subprocess.run(command, cwd=cwd, env=env, timeout=limit_s, capture_output=True, text=True, check=False)
-    job = {"arguments": command[1:], "cwd": str(cwd or Path.cwd()), "env": dict(env)}
+    words = [str(word) for word in command]
+    if not _can_be_forked(words, env):
+        return subprocess.run(words, cwd=cwd, env=env, timeout=limit_s, capture_output=True, text=True, check=False)
+    job = {"arguments": words[1:], "cwd": str(cwd or Path.cwd()), "env": dict(env)}
     server = _server()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         socket.send_fds(server, [json.dumps(job).encode()], [out.fileno(), errors.fileno()])
@@ -52,7 +52,7 @@ def run(
             raise
         out.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(command, status, out.read(), errors.read())
+        return subprocess.CompletedProcess(words, status, out.read(), errors.read())
 
 
 def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
