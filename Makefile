@@ -298,6 +298,8 @@ AARCH64_HERE := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command 
 ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, traffic and mutants, for hours
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/core tests/offload/test_state_machine.py tests/offload/remote/test_state_machine.py
 	@KVFIX_TRAFFIC_REQUESTS=10000 $(PYTEST) tests/offload/test_stand_in_traffic.py
+	@KVFIX_TRAFFIC_REQUESTS=1000 $(PYTEST) tests/offload/remote/test_traffic.py
+	@KVFIX_ORDER_ROUNDS=1000 $(PYTEST) tests/offload/test_order.py
 	@KVFIX_SOAK_REQUESTS=200000 $(PYTEST) tests/offload/test_soak.py
 	@$(if $(MOONCAKE_HERE),KVFIX_CHAOS_SECONDS=70 KVFIX_CHAOS_SEED=$(LONG_SEED) $(MAKE) test-chaos)
 	@for seed in 2 3 4 5 6 7 8 9; do TORTURE_SEED=$$seed TORTURE_FORKS=16 $(PYTEST) tests/torture || exit 1; done

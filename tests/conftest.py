@@ -25,6 +25,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def left_alone() -> Iterator[None]:
+    """The same for what the tests of a module leave alive: of a few thousand tests, that is more than all imports."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests start servers that write into the user's runtime folder, which is below the temporary one by default;

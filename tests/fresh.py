@@ -3,8 +3,8 @@ most of what a start costs. Nothing of ours or of upstream's is imported there.
 
     done = fresh.run([sys.executable, "-c", code, "argument"], cwd=folder, env=variables)
 
-does what `subprocess.run` does with `capture_output` and `text`. Only `-c` and `-m` are forked; any other command is
-started as ever. Tests of the start itself, or of what a start imports, want the real one.
+does what `subprocess.run` does with `capture_output` and `text`. Only `-c`, `-m` and scripts are forked; any other
+command is started as ever. Tests of the start itself, or of what a start imports, want the real one.
 """
 
 import atexit
@@ -33,11 +33,12 @@ JOB_BYTES_MAX = 1 << 20
 
 
 def run(
-    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] = os.environ, limit_s: float = 600
+    command: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] = os.environ, limit_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    if not _can_be_forked(command, env):
-        return subprocess.run(command, cwd=cwd, env=env, timeout=limit_s, capture_output=True, text=True, check=False)
-    job = {"arguments": command[1:], "cwd": str(cwd or Path.cwd()), "env": dict(env)}
+    words = [str(word) for word in command]
+    if not _can_be_forked(words, env):
+        return subprocess.run(words, cwd=cwd, env=env, timeout=limit_s, capture_output=True, text=True, check=False)
+    job = {"arguments": words[1:], "cwd": str(cwd or Path.cwd()), "env": dict(env)}
     server = _server()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         socket.send_fds(server, [json.dumps(job).encode()], [out.fileno(), errors.fileno()])
@@ -51,11 +52,12 @@ def run(
             raise
         out.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(command, status, out.read(), errors.read())
+        return subprocess.CompletedProcess(words, status, out.read(), errors.read())
 
 
 def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    return command[0] == sys.executable and command[1] in ("-c", "-m") and _read_once(env) == _read_once(os.environ)
+    how = command[0] == sys.executable and (command[1] in ("-c", "-m") or command[1].endswith(".py"))
+    return how and _read_once(env) == _read_once(os.environ)
 
 
 def _read_once(env: Mapping[str, str]) -> dict[str, str]:
@@ -98,13 +100,18 @@ def _wait_for_jobs(client: socket.socket) -> dict[str, Any]:
         client.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
 
 
-def _run_as_main(how: str, what: str, arguments: list[str]) -> None:
+def _run_as_main(how: str, arguments: list[str]) -> None:
     main = sys.modules["__main__"] = ModuleType("__main__")
-    sys.argv = [how, *arguments]
     if how == "-m":
-        runpy._run_module_as_main(what)  # type: ignore[attr-defined]
+        sys.argv = ["-m", *arguments[1:]]
+        runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+    elif how == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        exec(compile(arguments[0], "<string>", "exec"), vars(main))
     else:
-        exec(compile(what, "<string>", "exec"), vars(main))
+        sys.argv = [how, *arguments]
+        main.__file__ = how
+        exec(compile(Path(how).read_bytes(), how, "exec"), vars(main))
 
 
 def _begin(job: dict[str, Any], usual_path: list[str]) -> None:
@@ -112,13 +119,14 @@ def _begin(job: dict[str, Any], usual_path: list[str]) -> None:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
-    how, *rest = job["arguments"]
+    how, *arguments = job["arguments"]
     places = [os.path.abspath(place) for place in job["env"].get("PYTHONPATH", "").split(os.pathsep) if place]  # noqa: PTH100
-    sys.path[:] = ["" if how == "-c" else job["cwd"], *places, *usual_path]
+    first = {"-c": "", "-m": job["cwd"]}
+    sys.path[:] = [first[how] if how in first else str(Path(how).resolve().parent), *places, *usual_path]
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
     try:
-        _run_as_main(how, rest[0], rest[1:])
+        _run_as_main(how, arguments)
     except SystemExit:
         raise
     except BaseException as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tests import fresh
 from tests.overlay.upstream_double import ROOT, environment
 from tests.ports import free_ports
 from tests.standin.fixture import STANDIN
@@ -59,7 +60,8 @@ class Served:
             self.get(asked["port"], asked["path"])
         _, url, limit_s = self._container["livenessProbe"]["exec"]["command"]
         here = url.replace("8000", str(self._ports["http"]))
-        subprocess.run([sys.executable, ANSWERS, here, limit_s], check=True)
+        answered = fresh.run([sys.executable, ANSWERS, here, limit_s])
+        assert answered.returncode == 0, answered.stderr
 
     def corrupt(self) -> int:
         """Rows that attention has read wrong."""
@@ -79,7 +81,8 @@ class Served:
     def status(self) -> dict[str, Any]:
         """`kubectl exec ... trtllm-kvfix status`."""
         asked = [sys.executable, "-m", "trtllm_kvfix", "status", "--json"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=self._variables)
+        done = fresh.run(asked, env=self._variables)
+        assert done.returncode == 0, done.stderr
         (entry,) = json.loads(done.stdout)
         return dict(entry)
 
@@ -110,6 +113,11 @@ class Pod:
                 self.variables[name] = value
             else:
                 del self.variables[name.removesuffix("-")]
+
+    def set_up(self) -> tuple[dict[str, str], dict[str, str], list[str], dict[str, str]]:
+        """All that a start of it depends on: two pods of one set-up are the same to a server."""
+        programs = {file.name: file.read_text() for file in self._bin.iterdir()}
+        return dict(self.variables), dict(self.files), [*self.entry_point], programs
 
     def installs(self, name: str, text: str) -> None:
         program(self._bin, name, text)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import fresh
 from tests.overlay.upstream_double import environment
 from tests.pod import EXAMPLES, SERVE, TRTLLM_SERVE, documents, program
 from tests.standin.fixture import STANDIN
@@ -237,7 +238,7 @@ def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -
         threading.Thread(target=server.serve_forever, daemon=True).start()
         command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", server.url]
         command += ["60" if completion else "2"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = fresh.run(command)
         server.released.set()
         server.shutdown()
     assert (done.returncode, done.stderr == "") == (code, code == 0), done.stderr
@@ -245,7 +246,7 @@ def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -
 
 def test_probe_says_where_nobody_listens() -> None:
     command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", "http://127.0.0.1:1", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = fresh.run(command)
     assert (done.returncode, "no answer from http://127.0.0.1:1" in done.stderr) == (1, True)
 
 

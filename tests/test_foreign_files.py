@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, bytes_of, text_of
 from trtllm_kvfix.runtime_files import live
 from trtllm_kvfix.settings import FILE_BYTES_MAX
@@ -25,14 +26,7 @@ KINDS: tuple[Callable[[Path], None], ...] = (os.mkfifo, endless, Path.mkdir)
 
 
 def run(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRTLLM_KVFIX, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=ENDLESS_S,
-        env={**os.environ, **environ},
-    )
+    return fresh.run([*TRTLLM_KVFIX, *arguments], env={**os.environ, **environ}, limit_s=ENDLESS_S)
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests import fresh
 from tests.offload.stand_in import offloading
 from tests.overlay.test_stand_in import below_run
 from tests.standin.fixture import VARIANTS, upstream
@@ -271,7 +271,7 @@ def test_a_file_to_which_another_process_records_is_refused(tmp_path: Path) -> N
     file = tmp_path / "recorded.jsonl"
     recording = Recording(str(file), 1 << 20, SIZE)
     code = f"from trtllm_kvfix.recording import Recording; Recording({str(file)!r}, 1 << 20, {SIZE})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = fresh.run([sys.executable, "-c", code])
     assert done.returncode != 0 and "another process records" in done.stderr
     recording.close()
 

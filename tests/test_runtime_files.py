@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from trtllm_kvfix import runtime_files
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.settings import Settings
@@ -241,5 +241,5 @@ print(before == process_start(os.getpid()) is not None)
 @pytest.mark.parametrize("name", ["服务器推理".encode()[:14], b"caf\xe9", b"a) S 1 (b"])
 def test_a_process_may_have_any_name(name: bytes) -> None:
     """The kernel cuts the name of a script after 15 bytes, in the middle of a letter too."""
-    ran = subprocess.run([sys.executable, "-c", NAMED, name.hex()], capture_output=True, text=True, check=False)
+    ran = fresh.run([sys.executable, "-c", NAMED, name.hex()])
     assert ran.stdout == "True\n", ran.stderr

@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests import fresh
 from trtllm_kvfix import cli
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
 
@@ -20,6 +21,10 @@ COMMAND = [sys.executable, "-m", "trtllm_kvfix"]
 VERIFY = ("verify", "--iterations", "2", "--case", "offsets-v1")
 DEMO = ("demo", "--fix", "computed-blocks=off")
 REPLAY = ("replay", "--generate", "small")
+
+
+def forked(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return fresh.run([*COMMAND, *arguments], env=os.environ | environ)
 
 
 def started(*arguments: str, closed: tuple[int, ...] = (), **environ: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +70,7 @@ def test_a_trace_from_a_closed_standard_input_is_refused() -> None:
     assert done.stderr == "Error: trace standard input cannot be read: it is closed\n"
 
 
-@pytest.mark.parametrize("arguments", [("-h",), VERIFY, DEMO, REPLAY, ("demo", "--json")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("-h",), VERIFY, DEMO, REPLAY, (*DEMO, "--json")], ids=" ".join)
 def test_a_reader_that_goes_is_no_hazard(arguments: tuple[str, ...]) -> None:
     """1 would mean one."""
     reading, writing = os.pipe()
@@ -151,7 +156,7 @@ def test_ctrl_c_while_the_command_line_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [VERIFY, DEMO, (*REPLAY, "--compare")], ids=" ".join)
 def test_a_narrow_terminal_loses_nothing(arguments: tuple[str, ...]) -> None:
-    narrow, wide = (started(*arguments, COLUMNS=each).stdout.splitlines() for each in ("40", "80"))
+    narrow, wide = (forked(*arguments, COLUMNS=each).stdout.splitlines() for each in ("40", "80"))
     assert [_without_times(line) for line in narrow] == [_without_times(line) for line in wide]
 
 

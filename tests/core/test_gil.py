@@ -1,6 +1,5 @@
 """The GIL is released while the core works or waits for its lock, and is never needed while the lock is held."""
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import fresh
 from tests.core.calls import Call
 from trtllm_kvfix.native import (
     BlockManager,
@@ -208,5 +208,5 @@ print("alive")
 
 def test_arguments_that_call_the_manager_deadlock_with_no_thread() -> None:
     command = [sys.executable, "-c", CALLS_BACK]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    ran = fresh.run(command, cwd=ROOT)
     assert (ran.returncode, ran.stdout.strip()) == (0, "alive"), ran.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import ROOT, environment
 from tests.pod import EXAMPLES, documents
 from tests.standin.fixture import STANDIN, as_release
@@ -53,9 +54,7 @@ def printed(folder: Path, command: str) -> list[str]:
     words = command.replace("trtllm-kvfix", OURS).split()
     if command.endswith(" status"):
         words = [*OURS.split(), "run", "--", PYTHON, "-c", SERVER, *words]
-    return subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd=place, env=environ
-    ).stdout.splitlines()
+    return fresh.run(words, cwd=place, env=environ).stdout.splitlines()
 
 
 def anywhere(line: str) -> str:
@@ -84,7 +83,7 @@ def test_the_minute_of_readme(tmp_path: Path, variant: str) -> None:
 
     def typed(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
         words = line.replace("trtllm-kvfix", OURS).split()
-        return subprocess.run(words, capture_output=True, text=True, check=False, cwd=place, env=environ | variables)
+        return fresh.run(words, cwd=place, env=environ | variables)
 
     _, doctor, run, *_ = TYPED
     hit = typed(doctor)

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.fixes.whole import ROOT
 from trtllm_kvfix import native
 
@@ -52,14 +52,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(copy: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh.run([sys.executable, "-c", RUN], cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)})
     assert done.returncode == 0, done.stderr
     assert all(line.startswith((f"{ID}: ", "trtllm_kvfix/fixes/")) for line in done.stdout.splitlines())
     return [line.removeprefix(f"{ID}: ") for line in done.stdout.splitlines()]

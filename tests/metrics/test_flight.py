@@ -5,13 +5,13 @@ import json
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.runtime_files import Owner, host_of_numbers, new_file
@@ -92,7 +92,7 @@ print([entry["rows"] for entry in recorder.entries()], *(each.name == file.name 
 def test_a_second_start_keeps_the_notes_while_others_note(tmp_path: Path) -> None:
     """Upstream starts every engine twice. A note into a file that has become shorter is a bus error."""
     command = [sys.executable, "-c", SECOND_START, str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(tmp_path))
+    done = fresh.run(command, env=environment(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["[1, 2]", "[1, 2, 3]", "[1, 2, 3] True"]
 
@@ -191,15 +191,10 @@ def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> No
         (folder / name).touch()
     keep_in(flight.Recorder(), folder).rename(folder / f"{os.getpid()}.another-host.flight")
     (folder / f"{os.getpid()}.third-host.flight").write_bytes(flight.MAGIC)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, env=variables)
+    done = fresh.run([sys.executable, "-c", KILLED, str(folder)], env=variables)
     assert done.returncode == -signal.SIGKILL
-    shown = subprocess.run(
-        [sys.executable, "-m", "trtllm_kvfix", "status", "--dump"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=variables,
-    )
+    shown = fresh.run([sys.executable, "-m", "trtllm_kvfix", "status", "--dump"], env=variables)
+    assert shown.returncode == 0, shown.stderr
     records = {record["host"]: record for record in json.loads(shown.stdout)}
     assert "no flight record" in records["third-host"].pop("error")
     assert records.pop("third-host") == {"pid": os.getpid(), "host": "third-host"}

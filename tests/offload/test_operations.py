@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import fresh
 from trtllm_kvfix.metrics import counters
 
 from .conftest import Bench, MakeBench, serve_alone
@@ -138,5 +139,5 @@ def test_inside_tensorrt_llm_the_classes_are_its_own_kind(place: str, tmp_path: 
         "assert issubclass(o.KvfixOffloadScheduler, m.KvCacheConnectorScheduler);"
         "assert issubclass(o.KvfixOffloadWorker, m.KvCacheConnectorWorker)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    done = fresh.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from .faults import FAULTS, heal, transfers_missed
 from .held import Held
 from .stand_in import OffloadServer, offloading
 
-REQUESTS = int(os.environ.get("KVFIX_TRAFFIC_REQUESTS", "150"))
+REQUESTS = int(os.environ.get("KVFIX_TRAFFIC_REQUESTS", "100"))
 HOST_BLOCKS, DEVICE_BLOCKS = 120, 96  # a conversation grows to 20 blocks, and there are 24 of them
 Disturb = Callable[[random.Random], None]
 

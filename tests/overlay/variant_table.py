@@ -9,11 +9,11 @@ prints them; a test compares them with the page.
 import json
 import os
 import re
-import subprocess
 import sys
 from functools import cache
 from typing import NamedTuple
 
+from tests import fresh
 from tests.overlay.upstream_double import ROOT
 from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
@@ -41,7 +41,8 @@ def probed(variant: str) -> tuple[str, dict[str, str]]:
     """The variant as `doctor` would show it, and the state of each fix, seen in a fresh process."""
     path = os.pathsep.join(map(str, (STANDIN, STANDIN / "with_nixl", ROOT)))
     environ = {**os.environ, "STANDIN_VARIANT": variant, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, env=environ)
+    done = fresh.run([sys.executable, "-c", PROBE], env=environ)
+    assert done.returncode == 0, done.stderr
     shown, states = json.loads(done.stdout.splitlines()[-1])
     return shown, states
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests import fresh
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.hazards import table
@@ -73,8 +74,7 @@ def run(variant: str, *arguments: str, **variables: str) -> "subprocess.Complete
     paths = (Path(__file__).with_name("double"), STANDIN, ROOT)
     own = {name: value for name, value in os.environ.items() if not name.startswith("TRTLLM_KVFIX_")}
     environ = own | build(variant) | variables | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    return fresh.run([sys.executable, *arguments], env=environ, limit_s=120)
 
 
 @pytest.mark.parametrize(("hazard", "variant", "code"), RUNS)
@@ -142,7 +142,7 @@ def test_a_package_that_cannot_be_imported_is_no_hazard(hazard: str, package: st
     (tmp_path / f"{package}.py").write_text(f"raise ImportError('{package} is broken')\n")
     places = (tmp_path, Path(__file__).with_name("double"))
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
-    done = subprocess.run([sys.executable, path], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = fresh.run([sys.executable, path], env=environ, limit_s=60)
     assert done.returncode == NOTHING_TO_SEE
     assert f"{package} is broken" in done.stdout + done.stderr
 

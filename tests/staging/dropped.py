@@ -6,13 +6,13 @@ Prints who opened the gate. If the object waited with the GIL, nobody could, and
 """
 
 import faulthandler
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import fresh
 from trtllm_kvfix import native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ EVERYWHERE = ("stager", "copy engine")
 def check_apart(device_name: str, kind: str) -> None:
     """Runs this program, for tests."""
     command = [sys.executable, "-m", __name__, device_name, kind]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5 * LIMIT_S, check=False)
+    ran = fresh.run(command, cwd=ROOT, limit_s=5 * LIMIT_S)
     assert (ran.returncode, ran.stdout.strip()) == (0, "another thread"), ran.stderr
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import fresh
+
 ENDS_WITHIN_S = 30
 
 UP = "HOLDER_UP"  # a pipe, in which the process that holds a segment says who it is
@@ -26,6 +28,7 @@ class MooncakeDistributedStore:
 
 ENGINE = f"""
 import os, signal
+from tests import fresh
 from trtllm_kvfix.offload.remote.messages import Spec
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 
@@ -62,5 +65,5 @@ def test_a_child_of_the_engine_keeps_nothing_alive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", [0, 1])
 def test_a_porter_that_comes_after_its_engine_has_ended_ends(engine: int) -> None:
     program = f"from trtllm_kvfix.offload.remote import porter_process as p; p.end_with({engine}); print('goes on')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    done = fresh.run([sys.executable, "-c", program])
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -1,8 +1,11 @@
 """Conversations on the stand-in executor of each build, 4 % of them cancelled, with a remote tier behind too small a
 host tier. The store answers late, loses blocks, and its process ends now and then; every read of attention is compared.
+
+KVFIX_TRAFFIC_REQUESTS sets how many requests each variant gets.
 """
 
 import ctypes
+import os
 import random
 from collections.abc import Callable
 
@@ -16,7 +19,7 @@ from trtllm_kvfix.offload.remote.messages import Get
 
 from .porter_double import Key, PorterDouble, planted, sealed
 
-REQUESTS = 150
+REQUESTS = int(os.environ.get("KVFIX_TRAFFIC_REQUESTS", "100"))
 HOST_BYTES = 48 * sealed(BLOCK_BYTES)
 ATTEMPTS_MAX = 8  # of the control: which slots are written late, and who reads them, is up to the device
 Disturb = Callable[[PorterDouble, random.Random], None]

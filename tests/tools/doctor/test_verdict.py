@@ -1,12 +1,12 @@
 """`doctor` answers first: one sentence with the verdict, then what to do, in few and short lines."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.overlay.upstream_double import ROOT, environment
 from tests.standin.fixture import STANDIN, as_release
 from trtllm_kvfix.tools.doctor.report import LINES_MAX, MORE
@@ -30,7 +30,7 @@ def doctor(
     environ = environment(place, STANDIN_VARIANT=variant, KVFIX_BOUND=str(ROOT / "build" / "bound"), **variables)
     environ["PYTHONPATH"] = os.pathsep.join(map(str, (place, ROOT)))
     command = [*launcher, *COMMAND, "doctor", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place, env=environ)
+    done = fresh.run(command, cwd=place, env=environ)
     lines = done.stdout.splitlines()
     assert lines, done.stderr
     assert [line for line in lines if len(line) > COLUMNS_MIN] == []

@@ -3,13 +3,13 @@
 import getpass
 import json
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests import fresh
 from tests.overlay.upstream_double import ROOT, environment
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix import cli
@@ -39,7 +39,7 @@ def test_paths_and_names_are_left_out(text: str, shared: str) -> None:
 def test_without_a_gpu_the_command_says_what_it_could_not_show(tmp_path: Path) -> None:
     environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}
     command = [sys.executable, "-m", "trtllm_kvfix", "selfcheck", "--out", "seen.json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    done = fresh.run(command, cwd=tmp_path, env=environ)
     assert done.returncode == 1, done.stderr
     written = (tmp_path / "seen.json").read_text()
     found = json.loads(written)
@@ -63,8 +63,7 @@ def test_a_report_that_cannot_be_written_hides_no_result(tmp_path: Path) -> None
     environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}
     command = [sys.executable, "-m", "trtllm_kvfix", "selfcheck", "--out"]
     full, nowhere = (
-        subprocess.run([*command, out], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
-        for out in ("/dev/full", "nowhere/seen.json")
+        fresh.run([*command, out], cwd=tmp_path, env=environ) for out in ("/dev/full", "nowhere/seen.json")
     )
     assert (full.returncode, nowhere.returncode) == (2, 2)
     assert full.stderr == "Error: --out is '/dev/full': it cannot be written: No space left on device\n"
@@ -85,7 +84,7 @@ def test_fixes_of_the_process_do_not_reach_the_control_arm(tmp_path: Path) -> No
         "sys.stdout.write([outcomes.recv() for _ in range(2)][-1][0])\n"
     )
     launcher = [sys.executable, "-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", script]
-    done = subprocess.run(launcher, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    done = fresh.run(launcher, cwd=tmp_path, env=environ)
     assert done.stdout == "wrong", done.stderr
 
 

@@ -101,7 +101,10 @@ class Tensor:
         return len(self._view)
 
     def data_ptr(self) -> int:
-        return int(self.memory.address) + _address(self._view) - self._base
+        return self._pointer(self._view)
+
+    def _pointer(self, view: Array) -> int:
+        return int(self.memory.address) + _address(view) - self._base
 
     def untyped_storage(self) -> Storage:
         return Storage(self.memory)
@@ -117,10 +120,8 @@ class Tensor:
             self.numpy()[...] = source.numpy()
             return self
         stream = current_place().stream
-        for mine, theirs in zip(_runs(self._view, source), _runs(source._view, self), strict=True):
-            to = self.data_ptr() + _address(mine) - _address(self._view)
-            origin = source.data_ptr() + _address(theirs) - _address(source._view)
-            self.home.copy(to, origin, mine.size * WORD_BYTES, stream)
+        for mine, theirs in _runs(self._view, source._view):
+            self.home.copy(self._pointer(mine), source._pointer(theirs), mine.nbytes, stream)
         self.home.keep_while_pending((self.memory, source.memory), stream)
         if not non_blocking:
             self.home.device.synchronize(stream)
@@ -190,9 +191,10 @@ def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _runs(view: Array, other: Tensor) -> list[Array]:
-    """The view cut into pieces that are contiguous both here and there."""
-    pieces = [(view, other._view)]
-    while not all(mine.flags.c_contiguous and theirs.flags.c_contiguous for mine, theirs in pieces):
-        pieces = [pair for mine, theirs in pieces for pair in zip(mine, theirs, strict=True)]
-    return [mine for mine, _ in pieces]
+def _runs(mine: Array, theirs: Array) -> Iterator[tuple[Array, Array]]:
+    """Two views of one shape, cut into pieces that are contiguous in both."""
+    if mine.flags.c_contiguous and theirs.flags.c_contiguous:
+        yield mine, theirs
+    else:
+        for one, other in zip(mine, theirs, strict=True):
+            yield from _runs(one, other)
