@@ -130,8 +130,9 @@ class RecordingFile:
         try:
             self._write(json.dumps({HEAD: FORMAT, "tokens_per_block": tokens_per_block}).encode() + b"\n")
         except OSError as error:
+            self.why_over = f"{self.name}, which cannot be written: {error.strerror}"
             self.close()
-            raise SettingsError(f"{self._option} is {self.name}, which cannot be written: {error.strerror}") from error
+            raise SettingsError(f"{self._option} is {self.why_over}") from error
 
     def append(self, line: bytes) -> None:
         try:
@@ -140,7 +141,9 @@ class RecordingFile:
             self.why_over = f"{self.name} cannot be written: {error.strerror or error}"
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _write(self, line: bytes) -> None:
         if self.why_over:

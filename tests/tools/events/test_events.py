@@ -1,6 +1,8 @@
 """What `trtllm-kvfix events` records of a server, and what a replay of that finds."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -216,6 +219,16 @@ def test_a_recording_that_is_too_long_ends_and_is_whole(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "ended early" in result.output and "kvfix.record_bytes_max, 5000" in result.output
     assert len(requests_in(tmp_path / "recorded.jsonl")) > 2
+
+
+def test_a_disk_that_is_full_at_the_first_line_is_an_error(tmp_path: Path) -> None:
+    cache = RadixCache(100)
+    cache.serve((1, 2, 3, 4, 5), (6, 7))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with serving(cache.events) as server, mock.patch("os.write", side_effect=full):
+        result = called("events", server.url, "--record", tmp_path / "recorded.jsonl")
+    assert result.exit_code == 2 and "cannot be written: No space left" in result.output
+    assert (tmp_path / "recorded.jsonl").read_text() == ""
 
 
 # ---- the server ----
