@@ -161,7 +161,7 @@ def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int | 
     return Trace(reader.in_order(), bad, reader.tokens_per_hash_id)
 
 
-class _Entry(NamedTuple):
+class _TraceEntry(NamedTuple):
     """A line, or an element of a document that is an array."""
 
     kind: str
@@ -169,17 +169,19 @@ class _Entry(NamedTuple):
     parsed: Callable[[], object]  # raises ValueError
 
 
-def _entries(lines: Iterable[bytes], name: str) -> Iterator[_Entry]:
+def _entries(lines: Iterable[bytes], name: str) -> Iterator[_TraceEntry]:
     numbered = ((number, text) for number, text in enumerate(lines, start=1) if text.strip())
     is_first = True
     for number, text in numbered:
         if is_first and _begins_document(text):
             document = _document(chain((text,), (more for _, more in numbered)), name)
             elements = document if isinstance(document, list) else [document]
-            yield from (_Entry("element", at + 1, partial(elements.__getitem__, at)) for at in range(len(elements)))
+            yield from (
+                _TraceEntry("element", at + 1, partial(elements.__getitem__, at)) for at in range(len(elements))
+            )
             return
         is_first = False
-        yield _Entry("line", number, partial(_json_of, text))
+        yield _TraceEntry("line", number, partial(_json_of, text))
 
 
 def _begins_document(text: bytes) -> bool:
