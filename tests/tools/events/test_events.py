@@ -21,8 +21,8 @@ from tests.tools.events.server import RadixCache, Tokens, hash_of, serving, stor
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.recording import HEAD
+from trtllm_kvfix.tools.events.command import endpoint_of
 from trtllm_kvfix.tools.events.recorder import EventCounts, EventRecorder
-from trtllm_kvfix.tools.events.source import endpoint_of
 from trtllm_kvfix.tools.replay.trace import TraceRequest, read_trace
 
 BYTES_MAX = 1 << 24
