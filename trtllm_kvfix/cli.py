@@ -29,6 +29,7 @@ COMMANDS = {
     "disable": "trtllm_kvfix.overlay.hook_file:disable",
     "doctor": "trtllm_kvfix.tools.doctor.command:doctor",
     "enable": "trtllm_kvfix.overlay.hook_file:enable",
+    "events": "trtllm_kvfix.tools.events.command:events",
     "replay": "trtllm_kvfix.tools.replay.command:replay",
     "reproduce": "trtllm_kvfix.tools.reproduce:reproduce",
     "run": "trtllm_kvfix.overlay.launch:run",

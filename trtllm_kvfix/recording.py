@@ -78,9 +78,13 @@ class Hashes:
         names = [each >> 65 for each in whole]
         rest = tokens[len(whole) * self.tokens_per_block :]
         if len(rest):
-            spelled = repr((identity, whole[-1:])).encode() + rest.tobytes()
-            names.append(int.from_bytes(blake2b(spelled, key=self._key, digest_size=8).digest(), "little") >> 1)
+            names.append(secret_name(repr((identity, whole[-1:])).encode() + rest.tobytes(), self._key))
         return names
+
+
+def secret_name(content: bytes, key: bytes) -> int:
+    """A number of 63 bits, for what a block is known by."""
+    return int.from_bytes(blake2b(content, key=key, digest_size=8).digest(), "little") >> 1
 
 
 def tokens_computed(prompt_tokens: int, answer_tokens: int) -> int:
@@ -93,7 +97,14 @@ def line_of(ended: EndedRequest, hashes: Hashes) -> bytes:
     answer_tokens = max(len(ended.tokens) - prompt_tokens, 0)
     computed = ended.tokens[: tokens_computed(prompt_tokens, answer_tokens)]
     names = hashes.of(identity, np.asarray(computed, np.int32))
-    prompt_blocks = -(-prompt_tokens // hashes.tokens_per_block)
+    return line_of_names(at_ms, prompt_tokens, answer_tokens, names, hashes.tokens_per_block)
+
+
+def line_of_names(
+    at_ms: float, prompt_tokens: int, answer_tokens: int, names: list[int], tokens_per_block: int
+) -> bytes:
+    """names: of all blocks that it filled or began, in order."""
+    prompt_blocks = -(-prompt_tokens // tokens_per_block)
     fields = {
         "timestamp": round(at_ms, 3),
         "input_length": prompt_tokens,
@@ -104,21 +115,65 @@ def line_of(ended: EndedRequest, hashes: Hashes) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
+class RecordingFile:
+    """A file to which this process alone appends. A line is whole, or is not there."""
+
+    def __init__(self, file: str, bytes_max: int, option: str) -> None:
+        """option: by which the user named it, in errors."""
+        self.name, self._bytes_max, self._option = file, bytes_max, option
+        self._descriptor = opened(file, f"{option} is {file}")
+        self._size = os.fstat(self._descriptor).st_size
+        self.why_over = ""  # why nothing more is written
+
+    def begin(self, tokens_per_block: int) -> None:
+        """The first line of each start. Raises SettingsError, and closes the file, if it cannot be written."""
+        try:
+            self._write(json.dumps({HEAD: FORMAT, "tokens_per_block": tokens_per_block}).encode() + b"\n")
+        except OSError as error:
+            self.why_over = f"{self.name}, which cannot be written: {error.strerror}"
+            self.close()
+            raise SettingsError(f"{self._option} is {self.why_over}") from error
+
+    def append(self, line: bytes) -> None:
+        try:
+            self._write(line)
+        except OSError as error:
+            self.why_over = f"{self.name} cannot be written: {error.strerror or error}"
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, line: bytes) -> None:
+        if self.why_over:
+            return
+        if self._size + len(line) > self._bytes_max:
+            self.why_over = f"{self.name} would have more bytes than kvfix.record_bytes_max, {self._bytes_max}"
+            return
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)  # a full disk takes a part of a line
+            raise
+        self._size += len(line)
+
+
 class Recording:
-    """A file to which this process alone appends, and the thread that does. A line is whole, or is not there."""
+    """A recording of this server's requests, and the thread that writes it."""
 
     def __init__(self, file: str, bytes_max: int, tokens_per_block: int) -> None:
-        self._name, self._bytes_max = file, bytes_max
+        self._file = RecordingFile(file, bytes_max, "kvfix.record")
         self._hashes = Hashes(tokens_per_block)
-        self._descriptor = opened(file)
-        self._size = os.fstat(self._descriptor).st_size
         self._lost = 0
         self._waiting = 0  # tokens
         self._lock = threading.Lock()  # guards the two counts
         self._queue: queue.SimpleQueue[EndedRequest | None] = queue.SimpleQueue()
         self._pid = os.getpid()
-        self.is_over = False
-        self._write({HEAD: FORMAT, "tokens_per_block": tokens_per_block})
+        self._file.begin(tokens_per_block)
+        self._say_if_over()
         self._thread = threading.Thread(target=self._run, name="kvfix-recording", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -126,6 +181,10 @@ class Recording:
     @property
     def tokens_per_block(self) -> int:
         return self._hashes.tokens_per_block
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._file.why_over)
 
     def add(self, ended: EndedRequest) -> None:
         """Called by the executor's thread. It waits for nothing."""
@@ -138,7 +197,7 @@ class Recording:
         if not is_lost:
             self._queue.put(ended)
         elif self._lost == 1:
-            log.warning("%s is not written fast enough: the recording lacks requests", self._name)
+            log.warning("%s is not written fast enough: the recording lacks requests", self._file.name)
 
     def close(self) -> None:
         """Write what has ended, if that takes no time."""
@@ -153,41 +212,19 @@ class Recording:
             if self.is_over:
                 continue
             try:
-                self._append(line_of(ended, self._hashes))
+                self._file.append(line_of(ended, self._hashes))
                 fuse.of(FUSE).in_a_row = 0
-            except OSError as error:
-                self._stop(f"{self._name} cannot be written: {error.strerror or error}")
             except Exception as error:
                 fuse.of(FUSE).fault(error)
+            self._say_if_over()
 
-    def _write(self, head: dict[str, int]) -> None:
-        try:
-            self._append(json.dumps(head).encode() + b"\n")
-        except OSError as error:
-            os.close(self._descriptor)
-            raise SettingsError(f"kvfix.record is {self._name}, which cannot be written: {error.strerror}") from error
-
-    def _append(self, line: bytes) -> None:
-        if self._size + len(line) > self._bytes_max:
-            self._stop(f"{self._name} would have more bytes than kvfix.record_bytes_max, {self._bytes_max}")
-            return
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
-        except OSError:
-            os.ftruncate(self._descriptor, self._size)  # a full disk takes a part of a line
-            raise
-        self._size += len(line)
-
-    def _stop(self, why: str) -> None:
-        self.is_over = True
-        log.warning("the recording ends, and the server goes on: %s", why)
+    def _say_if_over(self) -> None:
+        if self.is_over:
+            log.warning("the recording ends, and the server goes on: %s", self._file.why_over)
 
 
-def opened(file: str) -> int:
+def opened(file: str, wanted: str) -> int:
     """A descriptor of a new recording, or of an older one that is continued. Raises SettingsError."""
-    wanted = f"kvfix.record is {file}"
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:

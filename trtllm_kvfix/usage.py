@@ -24,6 +24,7 @@ SUMMARIES = {
     "disable": "Remove the hook that `enable` installed.",
     "doctor": "Say which hazards hit TensorRT-LLM here, and what to do.",
     "enable": "Install a hook: every Python here gets the fixes.",
+    "events": "Record a running server's KV events for `replay`.",
     "replay": "Replay a request trace: hit rates and host tiers.",
     "reproduce": "Show a hazard by a script that needs nothing of ours.",
     "run": "Run a command with the fixes.",
@@ -46,6 +47,7 @@ EXAMPLES = {
         "trtllm-kvfix doctor --json",
     ),
     "enable": ("trtllm-kvfix enable",),
+    "events": ("trtllm-kvfix events http://localhost:8000 --record monday.jsonl --seconds 3600",),
     "reproduce": ("trtllm-kvfix reproduce", "trtllm-kvfix reproduce H2", "trtllm-kvfix reproduce H2 --script > h2.py"),
     "run": (
         "trtllm-kvfix run -- trtllm-serve MODEL --config server.yaml",

@@ -167,6 +167,9 @@ void TierBlocks::abandon(TierSlot block) {
 
 void TierBlocks::detach(TierSlot block) {
     TierBlock& record = blocks_[block];
+    if (record.parent != kNone && !is_tier_root(record.parent)) {
+        prefetch(blocks_[record.parent].key);  // mostly the next that goes
+    }
     index_.erase(IndexHash::scattered(record.key), BlockIndex{block});
     let_go(record.parent);
     record.parent = kNone;

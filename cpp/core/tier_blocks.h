@@ -76,6 +76,7 @@ class TierBlocks {
     std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }
+    void prefetch(std::uint64_t key) const { index_.prefetch(IndexHash::scattered(key)); }
     // The block with this content behind `parent`, in whatever state, or kNone.
     TierSlot find(TierParent parent, std::uint64_t key, const BlockContent& content) const;
 

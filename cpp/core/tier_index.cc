@@ -15,7 +15,7 @@ namespace kvfix {
 namespace {
 
 constexpr std::size_t kBlocksMax = kTierRootBit - 1;
-constexpr std::uint32_t kAhead = 8;  // blocks that the policy's memory is fetched before it is asked about them
+constexpr std::uint32_t kAhead = 8;  // blocks that memory is fetched before it is read
 
 std::uint32_t at_least_one(std::uint32_t value, const char* field) {
     if (value == 0) {
@@ -117,6 +117,9 @@ void TierIndex::follow(Sequence& sequence) const {
     while (path.size() < sequence.blocks.size()) {
         KVFIX_STEP();
         const std::size_t position = path.size();
+        if (position + kAhead < sequence.blocks.size()) {
+            blocks_.prefetch(sequence.blocks[position + kAhead].key);
+        }
         const KnownBlock& next = sequence.blocks[position];
         const std::string more = extras(sequence, position);
         const TierSlot block =
@@ -288,6 +291,9 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
         return out;
     }
     for (std::uint32_t position = sequence.arrived; position < end; ++position) {
+        if (position + kAhead < end) {
+            blocks_.prefetch(sequence.blocks[position + kAhead].key);
+        }
         const Room room = room_for(sequence, position, reused);
         if (!room.is_there || room.is_declined) {
             out.declined = sequence.is_declined = room.is_declined;

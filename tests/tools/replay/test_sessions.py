@@ -93,3 +93,13 @@ def test_a_subagent_reuses_what_its_session_has_computed(tmp_path: Path) -> None
     workload = Workload("sessions", trace.requests, TokenBook(trace.requests, 64))
     outcome = Replay(workload, shape(blocks_primary=64, iteration_ms=20)).run()
     assert outcome.tokens.primary == 128
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_sessions_may_be_a_document_over_many_lines(tmp_path: Path, several: bool) -> None:
+    sessions = [session(call(0, [1]), call(9, [1, 2])), session(call(1, [1]))]
+    path = tmp_path / "trace_0001.json"
+    path.write_text(json.dumps(sessions if several else sessions[0], indent=2))
+    read_at_once = read_trace(path, tokens_per_hash_id=64)
+    as_lines = read(tmp_path, *(sessions if several else sessions[:1]))
+    assert (times(read_at_once), ids(read_at_once)) == (times(as_lines), ids(as_lines))

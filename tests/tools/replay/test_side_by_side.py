@@ -1,6 +1,7 @@
 """Replays in processes of their own count what they count here, and ctrl-C reaches them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.tools.replay import runs as runs_module
 from trtllm_kvfix.tools.replay.command import generate
+from trtllm_kvfix.tools.replay.engine import Workload
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
 from trtllm_kvfix.tools.replay.runs import (
     WORTH_A_PROCESS,
@@ -43,6 +45,22 @@ def test_processes_count_what_one_process_counts(kind: HostTierKind) -> None:
         execute(made.workload, runs, print)
     )
     assert progress == sorted(progress)
+
+
+def tunables(_workload: Workload) -> str | None:
+    return os.environ.get("GLIBC_TUNABLES")
+
+
+@pytest.mark.parametrize("chosen", [None, "glibc.malloc.check=0"])
+def test_processes_ask_for_large_pages_unless_the_user_has_chosen(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", chosen)
+    with SideBySide(tiny_workload(), sweep(generate("small", 0).shape, [0, 10]), jobs=2) as side:
+        assert side.ask(tunables).result() == (chosen or "glibc.malloc.hugetlb=1")
+    assert os.environ.get("GLIBC_TUNABLES") == chosen
 
 
 def test_a_workload_of_both_kinds_of_requests_arrives_whole() -> None:

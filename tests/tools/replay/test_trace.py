@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_kvfix.tools.replay import source
+from trtllm_kvfix.tools.replay import trace as trace_module
 from trtllm_kvfix.tools.replay.trace import TraceError, read_trace
 
 from .shapes import TINY
@@ -109,7 +110,7 @@ def test_a_bad_line_refuses_the_trace_with_its_number_and_reason(tmp_path: Path,
 
 
 def test_skip_bad_leaves_bad_lines_out_and_remembers_them(tmp_path: Path) -> None:
-    trace = read_trace(trace_file(tmp_path, "{", GOOD, '{"tokens": [1]}'), skip_bad=True)
+    trace = read_trace(trace_file(tmp_path, "}", GOOD, '{"tokens": [1]}'), skip_bad=True)
     assert [request.line for request in trace.requests] == [2]
     assert [bad.line for bad in trace.lines_bad] == [1, 3]
     assert "both are missing" in trace.lines_bad[1].reason
@@ -117,7 +118,7 @@ def test_skip_bad_leaves_bad_lines_out_and_remembers_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("lines", "left_out"),
-    [([""], ""), (["{"], r" \(1 bad line was left out\)"), (["{", "", "{"], r" \(2 bad lines were left out\)")],
+    [([""], ""), (["}"], r" \(1 bad line was left out\)"), (["}", "", "}"], r" \(2 bad lines were left out\)")],
 )
 def test_a_trace_without_requests_is_refused(tmp_path: Path, lines: list[str], left_out: str) -> None:
     with pytest.raises(TraceError, match=f"holds no request{left_out}$"):
@@ -193,3 +194,43 @@ def test_a_bad_line_of_a_packed_trace_is_named_by_its_number(tmp_path: Path) -> 
     path.write_bytes(gzip.compress(f"{GOOD}\n\n[]\n".encode()))
     with pytest.raises(TraceError, match=r"trace\.gz line 3: a request is a JSON object"):
         read_trace(path)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document_may_be_an_array_of_requests_over_any_lines(tmp_path: Path, indent: int | None) -> None:
+    requests = [json.loads(GOOD), {"tokens": [1, 2], "output_length": 3}]
+    read = read_trace(trace_file(tmp_path, json.dumps(requests, indent=indent))).requests
+    assert [(one.line, one.output_length) for one in read] == [(1, requests[0]["output_length"]), (2, 3)]
+
+
+def test_a_document_may_be_one_request(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps(json.loads(GOOD), indent=1).encode()))
+    assert len(read_trace(path).requests) == 1
+
+
+def test_a_bad_element_of_an_array_is_named_by_its_number_and_may_be_left_out(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, json.dumps([json.loads(GOOD), 5, {"tokens": []}], indent=1))
+    with pytest.raises(TraceError, match="element 2: a request is a JSON object, this is a int") as caught:
+        read_trace(path)
+    assert str(caught.value).endswith("`replay --skip-bad` leaves such elements out")
+    assert [bad.line for bad in read_trace(path, skip_bad=True).lines_bad] == [2, 3]
+
+
+@pytest.mark.parametrize("text", ["{\n1}", "[{}", f"{{\n}}\n{GOOD}"])
+def test_a_document_that_cannot_be_read_says_how_to_write_lines(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceError, match=r"cannot be read: .* line .*; expected .* `jq -c \.`"):
+        read_trace(trace_file(tmp_path, text), skip_bad=True)
+
+
+def test_a_document_that_no_memory_holds_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_module, "DOCUMENT_BYTES_MAX", 1000)
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(b"[\n" + b" \n5,\n" * 10_000_000))
+    tracemalloc.start()
+    with pytest.raises(TraceError, match=r"more than 1,000 bytes; expected .* `jq -c \.`"):
+        read_trace(path)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.settings import environment, export, unset
 from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
 from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
@@ -136,7 +137,7 @@ class SideBySide:
         self._futures: list[Future[ReplayOutcome | None]] = []
 
     def __enter__(self) -> "SideBySide":
-        with _deaf_to_interrupts(), _without_main():
+        with _deaf_to_interrupts(), _without_main(), with_large_pages():
             begun = {number: self._pool.submit(_replay, number, self._runs[number]) for number in self._longest_first()}
         self._futures = [begun[number] for number in range(len(self._runs))]
         return self
@@ -152,7 +153,7 @@ class SideBySide:
 
     def ask(self, question: Callable[[Workload], T]) -> Future[T]:
         """Answered in one of the processes, once the replays leave one of them free."""
-        with _deaf_to_interrupts(), _without_main():
+        with _deaf_to_interrupts(), _without_main(), with_large_pages():
             return self._pool.submit(_ask, question)
 
     def stop(self) -> None:
@@ -196,6 +197,23 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+_OF_ALLOCATOR = "GLIBC_TUNABLES"
+
+
+@contextmanager
+def with_large_pages() -> Iterator[None]:
+    """A process that is started inside asks the kernel for large pages, since a replay reads here and there in its
+    pools. Other allocators than glibc's ignore it, and what the user has chosen stays."""
+    if _OF_ALLOCATOR in environment():
+        yield
+        return
+    export({_OF_ALLOCATOR: "glibc.malloc.hugetlb=1"})
+    try:
+        yield
+    finally:
+        unset([_OF_ALLOCATOR])
 
 
 WORTH_A_PROCESS = 1000  # requests; a replay of fewer is over before a process has started

@@ -51,7 +51,7 @@ def _numbered_failures(file: IO[bytes], name: str) -> Iterator[bytes]:
             if len(line) > LINE_BYTES_MAX:
                 raise TraceError(
                     f"trace {name} line {number} has more than {LINE_BYTES_MAX:,} bytes; expected one request a line "
-                    "(an array of all requests? write each on a line of its own)"
+                    "(an array of all requests? `jq -c '.[]'` writes each on a line of its own)"
                 )
             yield line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -1,10 +1,13 @@
-"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens, or a session of many requests.
+"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens, or a session of many requests. Or
+one JSON document over many lines: such an object, or an array of them.
 
 A recording of a server (`kvfix.record`) is a trace of hash ids. At the head of each start, a line says how many tokens
 an id stands for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -31,6 +34,11 @@ __all__ = [
 
 TOKENS_PER_HASH_ID = 512
 TOKENS_PER_HASH_ID_MAX = 1 << 20  # no prompt is longer; a pattern of so many is kept
+DOCUMENT_BYTES_MAX = 1 << 30
+_WAYS = (
+    "expected one JSON object or array, or one request a line, as `jq -c .` writes them (and `jq -c '.[]'` those of an "
+    "array)"
+)
 _EXPECTED = "expected a JSON object with input_length, output_length and hash_ids, or with tokens"
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -140,19 +148,58 @@ def read_trace(path: Path, *, tokens_per_hash_id: int | None = None, skip_bad: b
 def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int | None, skip_bad: bool) -> Trace:
     reader = _Reader(tokens_per_hash_id)
     bad: list[BadLine] = []
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
+    for entry in _entries(lines, name):
         try:
-            reader.read(text, number)
+            reader.read(entry.parsed(), entry.number)
         except ValueError as error:
             reason = _first_problem(error)
             if not skip_bad:
                 raise TraceError(
-                    f"{name} line {number}: {reason}; `replay --skip-bad` leaves such lines out"
+                    f"{name} {entry.kind} {entry.number}: {reason}; `replay --skip-bad` leaves such {entry.kind}s out"
                 ) from error
-            bad.append(BadLine(number, reason))
+            bad.append(BadLine(entry.number, reason))
     return Trace(reader.in_order(), bad, reader.tokens_per_hash_id)
+
+
+class _TraceEntry(NamedTuple):
+    """A line, or an element of a document that is an array."""
+
+    kind: str
+    number: int
+    parsed: Callable[[], object]  # raises ValueError
+
+
+def _entries(lines: Iterable[bytes], name: str) -> Iterator[_TraceEntry]:
+    numbered = ((number, text) for number, text in enumerate(lines, start=1) if text.strip())
+    is_first = True
+    for number, text in numbered:
+        if is_first and _begins_document(text):
+            document = _document(chain((text,), (more for _, more in numbered)), name)
+            elements = document if isinstance(document, list) else [document]
+            yield from (
+                _TraceEntry("element", at + 1, partial(elements.__getitem__, at)) for at in range(len(elements))
+            )
+            return
+        is_first = False
+        yield _TraceEntry("line", number, partial(_json_of, text))
+
+
+def _begins_document(text: bytes) -> bool:
+    """No request fits such a line."""
+    return text.strip() == b"{" or text.lstrip().startswith(b"[")
+
+
+def _document(lines: Iterable[bytes], name: str) -> object:
+    text = bytearray()
+    for line in lines:
+        text += line
+        if len(text) > DOCUMENT_BYTES_MAX:
+            raise TraceError(f"trace {name} is a JSON document of more than {DOCUMENT_BYTES_MAX:,} bytes; {_WAYS}")
+    try:
+        found: object = from_json(bytes(text))
+    except ValueError as error:
+        raise TraceError(f"trace {name} begins as a JSON document, and cannot be read: {error}; {_WAYS}") from error
+    return found
 
 
 class _Reader:
@@ -171,8 +218,7 @@ class _Reader:
             return [each._replace(timestamp_ms=each.timestamp_ms - first_ms) for each in self._requests]
         return self._requests
 
-    def read(self, text: bytes, number: int) -> None:
-        fields = _json_of(text)
+    def read(self, fields: object, number: int) -> None:
         if not isinstance(fields, dict):
             raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}; {_EXPECTED}")
         if HEAD in fields:
