@@ -156,11 +156,10 @@ def rates(device_name: str, block_mib: int, memory_mib: int, rounds: int) -> lis
     count, slot_bytes = memory_mib // block_mib, block_mib * MIB
     source, target = (device.empty([count * slot_bytes], "uint8") for _ in range(2))
     pool = Pool(source.address, slot_bytes, LAYERS)
-    blocks, sums = device.pinned([count], "uint64"), device.pinned([count, LAYERS, pool.parts], "uint64")
-    blocks.array[:] = pool.address + slot_bytes * np.arange(count, dtype=np.uint64)
+    digests, slots = device.block_digests(*pool, pool.parts, count, 1), list(range(count))
 
     def digest() -> None:
-        device.digest_blocks(blocks, 0, count, sums, pool.layer_bytes, 1, stream)
+        digests.launch(0, slots, stream)
 
     def copy() -> None:
         device.copy(target.address, source.address, count * slot_bytes, stream)
