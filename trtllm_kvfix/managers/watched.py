@@ -7,7 +7,6 @@ those of an answer when the token behind them has been sampled.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from trtllm_kvfix.canary.canary import Canary, guarded
@@ -53,15 +52,17 @@ class Order:
     def __init__(self, device: Device, stream: int) -> None:
         self._device, self._stream = device, stream
         self._event = device.create_event()
+        self._current = stream
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         own, current = self._stream, current_place().stream
+        self._current = current
         if own != current:
             self._put(current, before=own)
-        yield
-        if own != current:
-            self._put(own, before=current)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._stream != self._current:
+            self._put(self._stream, before=self._current)
 
     def _put(self, stream: int, *, before: int) -> None:
         self._device.record(self._event, stream)
@@ -104,7 +105,7 @@ class WatchedCache:
     def begin_iteration(self) -> None:
         self.hear()
         writes = list(self._filled())
-        with self._order.kept():
+        with self._order:
             self.canary.step(writes)
 
     @guarded
@@ -135,7 +136,7 @@ class WatchedCache:
             self._dummies.remove(request_id)
         elif (filled := self._filled_of(request_id)) > told:
             self.canary.wrote([Write(request_id, None, told, filled, filled)])
-        with self._order.kept():
+        with self._order:
             self.canary.released(request_id)
 
     @guarded

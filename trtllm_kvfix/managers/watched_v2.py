@@ -16,7 +16,7 @@ and no block of it can be given back.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, eq, ge
+from operator import attrgetter, ge
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -148,9 +148,9 @@ class WatchedGroup:
                     self.canary.forget([slot])
 
 
-def _differing(known: Sequence[int], slots: Sequence[int]) -> list[int]:
+def _differing(known: list[int], slots: list[int]) -> list[int]:
     """Places, as far as both go."""
-    if all(map(eq, known, slots)):
+    if known == slots[: len(known)]:
         return []
     return [place for place, (old, new) in enumerate(zip(known, slots, strict=False)) if old != new]
 
@@ -183,7 +183,7 @@ class WatchedV2:
     def begin_iteration(self, batch: Any) -> None:
         """The last step has been enqueued, and this batch has its slots."""
         self._hear()
-        with self._order.kept():
+        with self._order:
             for group in self.groups:
                 group.canary.step((), self._writers)
                 if group.canary.fault is not None:
@@ -201,7 +201,7 @@ class WatchedV2:
         self._caches.pop(request_id, None)
         self._new.pop(request_id, None)
         if request_id in self._followed:
-            with self._order.kept():
+            with self._order:
                 self._ends(request_id, is_over=False)
 
     def close(self) -> None:
@@ -284,7 +284,8 @@ class WatchedV2:
 
     def _tell_writes(self) -> None:
         """Where a further block is full by now."""
-        size, caches, writes = self._size, self._manager.kv_cache_map, list[Write]()
+        size, caches = self._size, self._manager.kv_cache_map
+        writes: list[Write] = []
         for request_id, one in self._asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
