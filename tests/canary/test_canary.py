@@ -34,8 +34,8 @@ class Server:
         raw = (ctypes.c_uint8 * self.memory.nbytes).from_address(self.memory.address)
         self.bytes = np.ctypeslib.as_array(raw).reshape(SLOTS, LAYERS, LAYER_BYTES)
         self.bytes[:] = np.random.default_rng(0).integers(0, 256, self.bytes.shape, np.uint8)
-        pool = Pool(self.memory.address, LAYERS * LAYER_BYTES, LAYERS)
-        self.canary = Canary(self.device, self.stream, pool, SIZE, blocks_per_step, hazards=["H1", "H8"], seed=seed)
+        pool = Pool(self.memory.address, LAYERS * LAYER_BYTES, range(LAYERS))
+        self.canary = Canary(self.device, self.stream, [pool], SIZE, blocks_per_step, hazards=["H1", "H8"], seed=seed)
 
     def fill(self, request: int, slots: list[int]) -> None:
         self.canary.admitted(request, slots, 0)
@@ -189,7 +189,7 @@ def test_too_little_memory_ends_the_canary_and_not_the_start(
 
 def test_without_kernels_it_is_off_and_says_why() -> None:
     device: Any = SimpleNamespace(name="a GPU", has_kernels=False)
-    canary = Canary(device, 0, Pool(0, 192, 3), SIZE, 2)
+    canary = Canary(device, 0, [Pool(0, 192, range(3))], SIZE, 2)
     canary.step([])
     canary.close()
     assert canary.report().state == (

@@ -149,12 +149,12 @@ class Canary:
     """Called by the loop's thread alone, in the order in which work is given to the stream."""
 
     def __init__(
-        self, device: Device, stream: int, pool: Pool, tokens_per_block: int, blocks_per_step: int,
+        self, device: Device, stream: int, pools: Sequence[Pool], tokens_per_block: int, blocks_per_step: int,
         fixes_off: Collection[str] = (), hazards: Collection[str] = (), seed: int | None = None,
         say: Callable[..., None] = log.error, knows_all: bool = True,
     ) -> None:  # fmt: skip
-        """`hazards`: those that no fix keeps away here. `seed`: for the key, and for the order of looks at live
-        blocks. `knows_all`: as in FillBooks."""
+        """`pools`: a block has the same slot in each. `hazards`: those that no fix keeps away here. `seed`: for the
+        key, and for the order of looks at live blocks. `knows_all`: as in FillBooks."""
         if blocks_per_step < 1:
             raise SettingsError(f"blocks_per_step is {blocks_per_step}; it must be at least 1, or the canary is off")
         self.fault: str | None = None
@@ -162,7 +162,8 @@ class Canary:
         self._blocks_per_step = blocks_per_step
         self._fixes_off, self._hazards = tuple(sorted(fixes_off)), frozenset(hazards)
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
-        self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // pool.slot_bytes))
+        self._layers = [layer for pool in pools for layer in pool.layers]
+        self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // sum(pool.slot_bytes for pool in pools)))
         places = STEPS_IN_RING * (self._extra + blocks_per_step)
         self._due: deque[BlockLook] = deque()  # because something has happened to the block
         self._left = self._extra  # of them in this step
@@ -176,7 +177,7 @@ class Canary:
         self._counted: tuple[int, ...] = (0,) * len(COUNTED)
         self._closed = False
         try:
-            self._ring = Ring(device, stream, pool, places, self._random.getrandbits(64))
+            self._ring = Ring(device, stream, pools, places, self._random.getrandbits(64))
         except DeviceError as error:  # no kernels, or too little memory that can be pinned
             self.stand_down(error)
 
@@ -352,7 +353,8 @@ class Canary:
         elif not fill.changed:
             fill.changed = True
             occasion = "live" if look.occasion == "filled" else look.occasion
-            self._find("changed", occasion, look.slot, fill, look.reader, differing, step)
+            layers = tuple(self._layers[place] for place in differing)
+            self._find("changed", occasion, look.slot, fill, look.reader, layers, step)
 
     # ---- findings ----
 

@@ -5,7 +5,7 @@ writes 8 bytes for each part of a layer there. A mark behind it says when they h
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from trtllm_kvfix.canary.fills import BlockLook, Fill
@@ -17,16 +17,16 @@ PART_BYTES = 32 << 10
 
 
 class Pool(NamedTuple):
-    """Where the blocks lie on the device, and of how many layers each consists, one behind the other."""
+    """Where blocks lie on the device, or their parts of some layers."""
 
     address: int
     slot_bytes: int
-    layers: int
+    layers: Sequence[int]  # their numbers, as they lie in a slot, one behind the other
 
     @property
     def parts(self) -> int:
         """Of a layer, each digested by a thread block."""
-        return max(1, self.slot_bytes // self.layers // PART_BYTES)
+        return max(1, self.slot_bytes // len(self.layers) // PART_BYTES)
 
 
 # Those that something has happened to; and the slots of live blocks with what they hold, of which there is no more to
@@ -35,12 +35,16 @@ Looks: TypeAlias = tuple[list[BlockLook], list[int], list[Fill]]
 
 
 class Ring:
-    def __init__(self, device: Device, stream: int, pool: Pool, places: int, key: int) -> None:
+    def __init__(self, device: Device, stream: int, pools: Sequence[Pool], places: int, key: int) -> None:
+        """A block has the same slot in each of the pools."""
         if not device.has_kernels:
             raise DeviceError(f"{device.name} has no kernels: they are built where nvcc is found")
         self.places = self.free = places
         self._device, self._stream = device, stream
-        self._digests = device.block_digests(pool.address, pool.slot_bytes, pool.layers, pool.parts, places, key)
+        self._digests = [
+            device.block_digests(pool.address, pool.slot_bytes, len(pool.layers), pool.parts, places, key)
+            for pool in pools
+        ]
         self._on_way: deque[tuple[MovableMark, int, Looks, int]] = deque()
         self._idle: list[MovableMark] = []
         self._next = 0
@@ -52,7 +56,8 @@ class Ring:
         until_end = self.places - self._next
         for part in (slots[:until_end], slots[until_end:]):
             if part:
-                self._digests.launch(self._next, part, self._stream)
+                for digests in self._digests:
+                    digests.launch(self._next, part, self._stream)
                 self._next = (self._next + len(part)) % self.places
         self.free -= len(slots)
         mark = self._idle.pop() if self._idle else MovableMark(self._device, self._stream)
@@ -67,10 +72,14 @@ class Ring:
             begin = (self._next + self.free) % self.places
             self.free += count
             until_end = min(count, self.places - begin)
-            found = self._digests.read(begin, until_end)
+            found = self._read(begin, until_end)
             if until_end < count:  # they go on at the ring's beginning
-                found += self._digests.read(0, count - until_end)
+                found += self._read(0, count - until_end)
             yield looks, found, step
+
+    def _read(self, first: int, count: int) -> list[bytes]:
+        of_pools = [digests.read(first, count) for digests in self._digests]
+        return of_pools[0] if len(of_pools) == 1 else [b"".join(of_block) for of_block in zip(*of_pools, strict=True)]
 
     def close(self) -> None:
         """The device may still use the memory: it is kept for as long."""

@@ -28,8 +28,9 @@ SETTING = "kvfix.canary: observe"
 
 def objection(layout: CacheLayout) -> str:
     """Why this cache cannot be watched; nothing if it can."""
-    if len(layout.pools) != 1 or layout.slides:
-        return f"one pool and one window that nothing leaves are watched; this cache has {len(layout.pools)} pools"
+    if layout.slides:
+        sizes = ", ".join(str(window.size) for window in layout.windows)
+        return f"one window that nothing leaves is watched; blocks leave the windows of this cache ({sizes})"
     if layout.connector is not None:
         return "a connector loads blocks beside the manager, which does not hear when a load is over"
     return ""
@@ -75,10 +76,15 @@ class Order:
 class WatchedCache:
     """Called under the manager's lock. Its faults end the canary alone."""
 
-    def __init__(self, device: Device, layout: CacheLayout, books: Books, address: int, settings: Settings) -> None:
-        (shape,) = layout.pools
+    def __init__(
+        self, device: Device, layout: CacheLayout, books: Books, addresses: Sequence[int], settings: Settings
+    ) -> None:
+        pools = [
+            Pool(address, shape.slot_bytes, shape.layers)
+            for address, shape in zip(addresses, layout.pools, strict=True)
+        ]
         self.canary = Canary(
-            device, layout.stream, Pool(address, shape.slot_bytes, len(shape.layers)), layout.tokens_per_block,
+            device, layout.stream, pools, layout.tokens_per_block,
             settings.canary_blocks_per_step, fixes_off(settings), hazards_open(settings, "V1"),
         )  # fmt: skip
         serving.add(self.canary)
@@ -172,4 +178,4 @@ def watched(
     reason = objection(layout)
     if reason:
         raise NotServed(f"{SETTING}: {reason}; docs/canary.md lists what is watched")
-    return WatchedCache(device, layout, books, int(pointers[0, 0]), settings)
+    return WatchedCache(device, layout, books, [int(address) for address in pointers[:, 0]], settings)

@@ -346,8 +346,8 @@ def pool_of(manager: Any, group: int) -> Pool:
     found = pool_group(manager, group)
     (pool,) = found.pools
     (variant,) = [each for each in found.slot_desc.variants if each.layer_group_id == group]
-    layers = {buffer.layer_id for each in variant.coalesced_buffers for buffer in each.buffer_ids}
-    return Pool(int(pool.base_address), int(pool.slot_bytes), len(layers))
+    layers = dict.fromkeys(buffer.layer_id for each in variant.coalesced_buffers for buffer in each.buffer_ids)
+    return Pool(int(pool.base_address), int(pool.slot_bytes), list(layers))
 
 
 def hears_all(manager: Any) -> bool:
@@ -362,7 +362,7 @@ def watch(manager: Any, settings: Settings, device: Device, *, knows_all: bool) 
     groups = []
     for number, layers in enumerate(grouping):
         canary = Canary(
-            device, stream, pool_of(manager, number), int(manager.tokens_per_block),
+            device, stream, [pool_of(manager, number)], int(manager.tokens_per_block),
             max(1, settings.canary_blocks_per_step // len(grouping)), fixes_off(settings),
             hazards_open(settings, "V2"), knows_all=knows_all,
         )  # fmt: skip
