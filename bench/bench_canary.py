@@ -39,8 +39,8 @@ def rows(device_name: str, block_mib: int, blocks_per_step: int, steps: int) -> 
     stream = device.create_stream()
     blocks = 4 * blocks_per_step
     memory = device.empty((blocks * block_mib * MIB,), "uint8")
-    pool = Pool(memory.address, block_mib * MIB, LAYERS)
-    canary = Canary(device, stream, pool, TOKENS_PER_BLOCK, blocks_per_step, seed=0)
+    pool = Pool(memory.address, block_mib * MIB, range(LAYERS))
+    canary = Canary(device, stream, [pool], TOKENS_PER_BLOCK, blocks_per_step, seed=0)
     end = blocks * TOKENS_PER_BLOCK
     canary.admitted(1, range(blocks), 0)
     canary.step([Write(1, range(blocks), 0, end, end)])
@@ -155,12 +155,11 @@ def rates(device_name: str, block_mib: int, memory_mib: int, rounds: int) -> lis
     stream = device.create_stream()
     count, slot_bytes = memory_mib // block_mib, block_mib * MIB
     source, target = (device.empty([count * slot_bytes], "uint8") for _ in range(2))
-    pool = Pool(source.address, slot_bytes, LAYERS)
-    blocks, sums = device.pinned([count], "uint64"), device.pinned([count, LAYERS, pool.parts], "uint64")
-    blocks.array[:] = pool.address + slot_bytes * np.arange(count, dtype=np.uint64)
+    parts = Pool(source.address, slot_bytes, range(LAYERS)).parts
+    digests, slots = device.block_digests(source.address, slot_bytes, LAYERS, parts, count, 1), list(range(count))
 
     def digest() -> None:
-        device.digest_blocks(blocks, 0, count, sums, pool.layer_bytes, 1, stream)
+        digests.launch(0, slots, stream)
 
     def copy() -> None:
         device.copy(target.address, source.address, count * slot_bytes, stream)

@@ -1140,15 +1140,32 @@ class Device:
     def fill_words(self, address: int, count: int, value: int, stream: int) -> None:
         """Runs a kernel that writes count words of 32 bits."""
 
-    def digest_blocks(self, blocks: PinnedArray, first: int, count: int, sums: PinnedArray, layer_bytes: int, key: int, stream: int) -> None:
-        """
-        Runs a kernel that digests `count` of these blocks, from the first on, where they lie. `sums` has the shape (blocks, layers, parts): the parts of a layer and its bytes add up to its digest. Both are read and written when it runs.
-        """
-
     def gather_host_rows(self, dst: DeviceArray, table: PinnedArray, copy_index: PinnedArray, rows: int, width: int, scale: Sequence[int], v_offset: Sequence[int], stream: int) -> None:
         """
         Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.
         """
+
+    def block_digests(self, address: int, slot_bytes: int, layers: int, parts: int, places: int, key: int) -> BlockDigests:
+        """
+        Pinned memory for digests of blocks of the pool at this address, `places` at once. A block consists of `layers` stretches, one behind the other, each digested in `parts`.
+        """
+
+class BlockDigests:
+    """
+    Digests of blocks of a pool, at places of pinned memory. A place belongs to the device from a launch until it has run.
+    """
+
+    def launch(self, first: int, slots: list[int], stream: int) -> None:
+        """
+        Runs a kernel that digests the blocks in these slots, into the places from `first` on.
+        """
+
+    def read(self, first: int, count: int) -> list[bytes]:
+        """
+        What it has found: for each block, 8 bytes of each layer. They and the layer's bytes add up to its digest.
+        """
+
+    def __repr__(self) -> str: ...
 
 def open_device(name: str = 'auto', seed: int = 0) -> Device:
     """

@@ -86,28 +86,6 @@ void gather_host_rows(Device& device, const DeviceArray& dst, const PinnedArray&
         {stream});
 }
 
-void digest_blocks(Device& device, const PinnedArray& blocks, std::uint32_t first, std::uint32_t count,
-                   const PinnedArray& sums, std::uint64_t layer_bytes, std::uint64_t key, std::uintptr_t stream) {
-    if (blocks.dtype != "uint64" || sums.dtype != "uint64" || sums.shape.size() != 3 ||
-        blocks.shape != std::vector<std::size_t>{sums.shape[0]}) {
-        throw std::invalid_argument("digest_blocks: blocks is (blocks), sums is (blocks, layers, parts), of uint64");
-    }
-    if (std::uint64_t{first} + count > blocks.shape[0]) {
-        throw std::invalid_argument("digest_blocks: " + std::to_string(count) + " blocks from number " +
-                                    std::to_string(first) + " on, of " + std::to_string(blocks.shape[0]));
-    }
-    const std::size_t sums_per_block = sums.shape[1] * sums.shape[2];
-    const DigestBlocks call{
-        .blocks = reinterpret_cast<const std::uint64_t*>(blocks.memory->device_address()) + first,
-        .sums = reinterpret_cast<std::uint64_t*>(sums.memory->device_address()) + first * sums_per_block,
-        .count = count,
-        .layers = static_cast<std::uint32_t>(sums.shape[1]),
-        .parts = static_cast<std::uint32_t>(sums.shape[2]),
-        .layer_bytes = layer_bytes,
-        .key = key};
-    without_gil([&] { device.launch(call, {stream}); });
-}
-
 // Synchronous and in stream order. Copies through pinned memory of its own.
 nb::object download(const std::shared_ptr<Device>& device, const DeviceArray& array, std::uintptr_t stream) {
     auto pinned = std::make_unique<Ungilled<PinnedMemory>>(device, array.memory->bytes());
@@ -253,12 +231,6 @@ void bind_copies(DeviceClass& c) {
                     [&] { d.launch(FillWords{reinterpret_cast<std::uint32_t*>(address), count, value}, {stream}); });
             },
             "address"_a, "count"_a, "value"_a, "stream"_a, "Runs a kernel that writes count words of 32 bits.")
-        .def("digest_blocks", &digest_blocks, "blocks"_a, "first"_a, "count"_a, "sums"_a, "layer_bytes"_a, "key"_a,
-             "stream"_a,
-             "Runs a kernel that digests `count` of these blocks, from the first on, where they lie. `sums` has the "
-             "shape "
-             "(blocks, layers, parts): the parts of a layer and its bytes add up to its digest. Both are read and "
-             "written when it runs.")
         .def("gather_host_rows", &gather_host_rows, "dst"_a, "table"_a, "copy_index"_a, "rows"_a, "width"_a, "scale"_a,
              "v_offset"_a, "stream"_a,
              "Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.");
@@ -329,6 +301,7 @@ void bind_device(nb::module_& m) {
     bind_streams(device);
     bind_memory(device);
     bind_copies(device);
+    bind_block_digests(m, device);
     m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,
           "Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.");
 }

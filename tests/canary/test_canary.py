@@ -15,12 +15,13 @@ import pytest
 
 from trtllm_kvfix.canary import canary as module
 from trtllm_kvfix.canary.canary import STALE_PER_SLOT_MAX, Canary, Rounds, sentence
-from trtllm_kvfix.canary.fills import Write
+from trtllm_kvfix.canary.fills import Fill, Write
 from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import DeviceError, open_device, unplug
 
 SIZE, SLOTS, LAYERS, LAYER_BYTES = 4, 24, 3, 64
+KNOWN = Fill(1, digests=b"8 bytes.")
 
 
 class Server:
@@ -33,8 +34,8 @@ class Server:
         raw = (ctypes.c_uint8 * self.memory.nbytes).from_address(self.memory.address)
         self.bytes = np.ctypeslib.as_array(raw).reshape(SLOTS, LAYERS, LAYER_BYTES)
         self.bytes[:] = np.random.default_rng(0).integers(0, 256, self.bytes.shape, np.uint8)
-        pool = Pool(self.memory.address, LAYERS * LAYER_BYTES, LAYERS)
-        self.canary = Canary(self.device, self.stream, pool, SIZE, blocks_per_step, hazards=["H1", "H8"], seed=seed)
+        pool = Pool(self.memory.address, LAYERS * LAYER_BYTES, range(LAYERS))
+        self.canary = Canary(self.device, self.stream, [pool], SIZE, blocks_per_step, hazards=["H1", "H8"], seed=seed)
 
     def fill(self, request: int, slots: list[int]) -> None:
         self.canary.admitted(request, slots, 0)
@@ -188,7 +189,7 @@ def test_too_little_memory_ends_the_canary_and_not_the_start(
 
 def test_without_kernels_it_is_off_and_says_why() -> None:
     device: Any = SimpleNamespace(name="a GPU", has_kernels=False)
-    canary = Canary(device, 0, Pool(0, 192, 3), SIZE, 2)
+    canary = Canary(device, 0, [Pool(0, 192, range(3))], SIZE, 2)
     canary.step([])
     canary.close()
     assert canary.report().state == (
@@ -212,7 +213,7 @@ def test_a_round_looks_at_each_slot_once_and_each_round_in_another_order() -> No
     for slot in range(40):
         rounds.add(slot)
         rounds.add(slot)
-    orders = [[slot for _ in range(14) for slot in rounds.draw(3, lambda _: True)] for _ in range(2)]
+    orders = [[slot for _ in range(14) for slot in rounds.draw(3, lambda _: KNOWN)[0]] for _ in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40)) and orders[0] != orders[1]
 
 
@@ -222,18 +223,18 @@ def test_slots_that_are_not_wanted_any_more_leave_the_round_until_they_are_added
         rounds.add(slot)
     asked: list[int] = []
 
-    def is_last(slot: int) -> bool:
+    def only_the_last(slot: int) -> Fill:
         asked.append(slot)
-        return slot == 999
+        return KNOWN if slot == 999 else Fill(1)
 
-    while not rounds.draw(2, is_last):
+    while not rounds.draw(2, only_the_last)[0]:
         assert len(asked) <= 2 * STALE_PER_SLOT_MAX, "a call pays for a few, not for all"
         asked.clear()
     while len(asked) != 1:  # until no other slot is left
         asked.clear()
-        rounds.draw(2, is_last)
+        rounds.draw(2, only_the_last)
     rounds.add(5)
-    assert {slot for _ in range(3) for slot in rounds.draw(2, lambda _: True)} == {5, 999}
+    assert {slot for _ in range(3) for slot in rounds.draw(2, lambda _: KNOWN)[0]} == {5, 999}
 
 
 def missed(r: float) -> float:

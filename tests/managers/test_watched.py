@@ -187,8 +187,31 @@ def test_a_fault_of_ours_ends_the_canary_and_not_the_server(monkeypatch: pytest.
         assert w.canary.fault is not None and w.bench.impl.get_token_count(1) == 13
 
 
+@pytest.mark.parametrize(("pool", "layer"), [(0, 1), (1, 0)])
+def test_a_change_in_any_pool_is_found_and_its_layer_named(pool: int, layer: int) -> None:
+    """Layers 0 and 2 have two KV heads, and layer 1 has one: two pools, the one with fewer heads first."""
+    with bench("S", num_kv_heads_per_layer=[2, 1, 2]) as b:
+        assert [each.layers for each in b.impl.layout.pools] == [(1,), (0, 2)]
+        request = b.request(1, range(14))
+        b.prepare([request])
+        (slots,) = b.impl.get_cache_block_ids(1, 64)
+        b.computed(request)
+        for _ in range(3):
+            b.prepare()
+            b.device.synchronize(b.stream)
+        shape, address = b.impl.layout.pools[pool], int(b.impl.get_block_pool_pointers()[pool, 0])
+        b.device.fill_words(address + slots[1] * shape.slot_bytes, 1, 1, b.stream)
+        for _ in range(3):
+            b.prepare()
+            b.device.synchronize(b.stream)
+        assert b.impl.canary is not None
+        (found,) = b.impl.canary.report().findings
+        assert (found.kind, found.slot, found.layers) == ("changed", slots[1], (layer,))
+
+
 def test_a_cache_that_cannot_be_watched_is_refused_by_name() -> None:
-    with pytest.raises(NotServed, match=r"kvfix.canary: observe: one pool .* has 2 pools"), bench("S"):
+    windows = {"max_attention_window_vec": [64, 16], "blocks_per_window": {64: (16, 0), 16: (16, 0)}}
+    with pytest.raises(NotServed, match=r"kvfix.canary: observe: one window .* \(16, 64\)"), bench("S", **windows):
         pass
     connector = type("Connector", (), {"get_num_new_matched_tokens": lambda *_: 0})()
     with (

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
-
 from tests.standin.serving import PYEXECUTOR
 from trtllm_kvfix.managers.upstream_v2 import ATTRIBUTE, KIND, WatchingV2, reasons
 from trtllm_kvfix.managers.watched_v2 import WatchedV2, watch
@@ -39,9 +37,6 @@ class NamedPages:
         self._recorded: list[int] = []  # by event: how often
         self._reached: list[int] = []
 
-    def pinned(self, shape: Sequence[int], dtype: str) -> Any:
-        return SimpleNamespace(array=np.zeros(shape, dtype))
-
     def create_event(self) -> int:
         self._recorded.append(0)
         self._reached.append(0)
@@ -64,16 +59,20 @@ class NamedPages:
         number = self._recorded[event]
         self._order.enqueue(stream, lambda: None, lambda: self._reached[event] >= number)
 
-    def digest_blocks(
-        self, blocks: Any, first: int, count: int, sums: Any, _bytes: int, _key: int, stream: int
-    ) -> None:
-        def digest() -> None:
-            for place in range(first, first + count):
-                group, byte = divmod(int(blocks.array[place]) - GROUP_BYTES, GROUP_BYTES)
-                sums.array[place] = self._contents.digest(group, byte // SLOT_BYTES) & (1 << 63) - 1
+    def block_digests(self, address: int, _slot_bytes: int, layers: int, _parts: int, places: int, _key: int) -> Any:
+        group = address // GROUP_BYTES - 1
+        found = [b""] * places
 
-        self._contents.note(*self._levels.take_moves())  # these stand before it
-        self._order.enqueue(stream, digest, lambda: True)
+        def launch(first: int, slots: Sequence[int], stream: int) -> None:
+            def digest() -> None:
+                for place, slot in enumerate(slots, first):
+                    digest = self._contents.digest(group, slot) & (1 << 63) - 1
+                    found[place] = digest.to_bytes(8, "little") * layers
+
+            self._contents.note(*self._levels.take_moves())  # these stand before it
+            self._order.enqueue(stream, digest, lambda: True)
+
+        return SimpleNamespace(launch=launch, read=lambda first, count: found[first : first + count])
 
 
 class Launched(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 import numpy as np
 
 from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
-from trtllm_kvfix.canary.ring import Pool, Ring
+from trtllm_kvfix.canary.ring import Looks, Pool, Ring
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
@@ -96,25 +96,30 @@ class Rounds:
             self._known.add(slot)
             self._slots.append(slot)
 
-    def draw(self, count: int, is_wanted: Callable[[int], bool]) -> list[int]:
-        """The next ones of this round, fewer at its end. A slot that is not wanted any more has to be added again."""
-        slots, found, draw = self._slots, list[int](), self._random.random
-        if self._next >= len(slots):
-            self._next = 0
+    def draw(self, count: int, fill_of: Callable[[int], Fill | None]) -> tuple[list[int], list[Fill]]:
+        """The next slots of this round, fewer at its end, and what they hold. A slot whose digests are not known any
+        more has to be added again."""
+        found: list[int] = []
+        fills: list[Fill] = []
+        slots, draw = self._slots, self._random.random
+        first = self._next if self._next < len(slots) else 0
         for _ in range(STALE_PER_SLOT_MAX * count):
-            if len(found) == count or self._next >= len(slots):
+            if len(found) == count or first >= len(slots):
                 break
-            place = self._next + int(draw() * (len(slots) - self._next))
+            place = first + int(draw() * (len(slots) - first))
             slot = slots[place]
-            if is_wanted(slot):
-                slots[place], slots[self._next] = slots[self._next], slot
-                self._next += 1
+            fill = fill_of(slot)
+            if fill is not None and fill.digests is not None:
+                slots[place], slots[first] = slots[first], slot
+                first += 1
                 found.append(slot)
+                fills.append(fill)
             else:
                 slots[place] = slots[-1]
                 slots.pop()
                 self._known.discard(slot)
-        return found
+        self._next = first
+        return found, fills
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -144,12 +149,12 @@ class Canary:
     """Called by the loop's thread alone, in the order in which work is given to the stream."""
 
     def __init__(
-        self, device: Device, stream: int, pool: Pool, tokens_per_block: int, blocks_per_step: int,
+        self, device: Device, stream: int, pools: Sequence[Pool], tokens_per_block: int, blocks_per_step: int,
         fixes_off: Collection[str] = (), hazards: Collection[str] = (), seed: int | None = None,
         say: Callable[..., None] = log.error, knows_all: bool = True,
     ) -> None:  # fmt: skip
-        """`hazards`: those that no fix keeps away here. `seed`: for the key, and for the order of looks at live
-        blocks. `knows_all`: as in FillBooks."""
+        """`pools`: a block has the same slot in each. `hazards`: those that no fix keeps away here. `seed`: for the
+        key, and for the order of looks at live blocks. `knows_all`: as in FillBooks."""
         if blocks_per_step < 1:
             raise SettingsError(f"blocks_per_step is {blocks_per_step}; it must be at least 1, or the canary is off")
         self.fault: str | None = None
@@ -157,12 +162,13 @@ class Canary:
         self._blocks_per_step = blocks_per_step
         self._fixes_off, self._hazards = tuple(sorted(fixes_off)), frozenset(hazards)
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
-        self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // pool.slot_bytes))
+        self._layers = [layer for pool in pools for layer in pool.layers]
+        self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // sum(pool.slot_bytes for pool in pools)))
         places = STEPS_IN_RING * (self._extra + blocks_per_step)
         self._due: deque[BlockLook] = deque()  # because something has happened to the block
         self._left = self._extra  # of them in this step
         self._rounds = Rounds(self._random)  # over blocks whose digests are known
-        self._writers: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=STEPS_REMEMBERED)
+        self._writers: deque[tuple[int, Sequence[int]]] = deque(maxlen=STEPS_REMEMBERED)
         self._say = say
         self._said: set[tuple[Kind, Occasion]] = set()
         self._compared: Counter[str] = Counter()
@@ -171,7 +177,7 @@ class Canary:
         self._counted: tuple[int, ...] = (0,) * len(COUNTED)
         self._closed = False
         try:
-            self._ring = Ring(device, stream, pool, places, self._random.getrandbits(64))
+            self._ring = Ring(device, stream, pools, places, self._random.getrandbits(64))
         except DeviceError as error:  # no kernels, or too little memory that can be pinned
             self.stand_down(error)
 
@@ -222,25 +228,27 @@ class Canary:
     @guarded
     def wrote(self, writes: Sequence[Write]) -> None:
         """Steps that `step` was told of have written these positions as well."""
-        for write in writes:
-            self._add(self.books.written(write))
+        self._wrote(writes)
 
     @guarded
     def step(self, writes: Sequence[Write], writers: Sequence[int] = ()) -> None:
-        """A step has been enqueued that writes these positions. `writers`: requests of which it has written others."""
+        """A step has been enqueued that writes these positions. `writers`: requests of which it has written others.
+        They are kept as they are."""
         self._report.steps += 1
-        self._writers.append((self._report.steps, (*(write.request for write in writes), *writers)))
+        all_writers = [*(write.request for write in writes), *writers] if writes else writers
+        self._writers.append((self._report.steps, all_writers))
         self._read()
-        self.wrote(writes)
+        self._wrote(writes)
         self._left = self._extra
         due = self._due_ones()
-        self._send(due + self._live_ones(min(self._blocks_per_step, self._ring.free - len(due))))
+        live = min(self._blocks_per_step, self._ring.free - len(due))
+        self._send((due, *self._rounds.draw(live, self.books.primary.get)))
 
     @guarded
     def released(self, request: int) -> None:
         for look in self.books.released(request):
             self._due.appendleft(look)  # first: the slots may be given away at once
-        self._send(self._due_ones())
+        self._send((self._due_ones(), [], []))
 
     @guarded
     def lost(self, request: int) -> None:
@@ -255,7 +263,7 @@ class Canary:
 
     def report(self) -> CanaryReport:
         report = self._report
-        report.blocks_compared, report.counts = dict(self._compared), dict(self._counts)
+        report.blocks_compared, report.counts = dict(+self._compared), dict(self._counts)
         report.state = OBSERVES if self.fault is None else f"stood down in step {report.steps}: {self.fault}"
         return report
 
@@ -291,17 +299,9 @@ class Canary:
 
     # ---- looks ----
 
-    def _live_ones(self, count: int) -> list[BlockLook]:
-        found: dict[int, Fill] = {}
-
-        def is_known(slot: int) -> bool:
-            fill = self.books.primary.get(slot)
-            if fill is None or fill.digests is None:
-                return False
-            found[slot] = fill
-            return True
-
-        return [BlockLook(slot, found[slot], "live") for slot in self._rounds.draw(count, is_known)]
+    def _wrote(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            self._add(self.books.written(write))
 
     def _add(self, looks: Iterable[BlockLook]) -> None:
         for look in looks:
@@ -321,27 +321,40 @@ class Canary:
                 self._report.missed += 1
         return looks
 
-    def _send(self, looks: list[BlockLook]) -> None:
-        if looks:
+    def _send(self, looks: Looks) -> None:
+        due, live_slots, _ = looks
+        if due or live_slots:
             self._ring.send(looks, self._report.steps)
 
     def _read(self) -> None:
-        for look, digests, step in self._ring.arrived():
-            fill = look.fill
-            if look.occasion != "live":  # or else it has been drawn from them
-                self._rounds.add(look.slot)
-            if fill.digests is None:
-                fill.digests, fill.right_at = digests, step
-                self._report.blocks_taken += 1
+        for (due, live_slots, live_fills), found, step in self._ring.arrived():
+            for look, digests in zip(due, found, strict=False):
+                self._take(look, digests, step)
+            of_live = found[len(due) :]
+            if of_live == [fill.digests for fill in live_fills]:
+                for fill in live_fills:
+                    fill.changed, fill.right_at = False, step
+                self._compared["live"] += len(live_fills)
                 continue
-            self._compared[look.occasion] += 1
-            differing = differing_layers(fill.digests, digests)
-            if not differing:
-                fill.changed, fill.right_at = False, step
-            elif not fill.changed:
-                fill.changed = True
-                occasion = "live" if look.occasion == "filled" else look.occasion
-                self._find("changed", occasion, look.slot, fill, look.reader, differing, step)
+            for slot, fill, digests in zip(live_slots, live_fills, of_live, strict=True):
+                self._take(BlockLook(slot, fill, "live"), digests, step)
+
+    def _take(self, look: BlockLook, digests: bytes, step: int) -> None:
+        self._rounds.add(look.slot)
+        fill = look.fill
+        if fill.digests is None:
+            fill.digests, fill.right_at = digests, step
+            self._report.blocks_taken += 1
+            return
+        self._compared[look.occasion] += 1
+        differing = differing_layers(fill.digests, digests)
+        if not differing:
+            fill.changed, fill.right_at = False, step
+        elif not fill.changed:
+            fill.changed = True
+            occasion = "live" if look.occasion == "filled" else look.occasion
+            layers = tuple(self._layers[place] for place in differing)
+            self._find("changed", occasion, look.slot, fill, look.reader, layers, step)
 
     # ---- findings ----
 

@@ -80,7 +80,7 @@ class FillBooks:
         """Whether the slot still has that fill."""
         return self.primary.get(look.slot) is look.fill
 
-    def slots_of(self, request: int) -> Sequence[int]:
+    def slots_of(self, request: int) -> list[int]:
         return self._live[request].slots
 
     def moved(self, kind: MoveKind, source: int, target: int, tokens: int) -> Iterator[BlockLook]:
@@ -170,7 +170,7 @@ class FillBooks:
                 self.primary[slot] = Fill(request)
         self._live[request].slots.extend(slots)
 
-    def written(self, write: Write) -> Iterator[BlockLook]:
+    def written(self, write: Write) -> list[BlockLook]:
         """A step that writes these positions has been enqueued."""
         sequence = self._live.get(write.request)
         if sequence is None:
@@ -182,13 +182,13 @@ class FillBooks:
                     self.primary[slot] = Fill(write.request)
             sequence.slots[first:] = write.slots
         self._fill(write.request, sequence, max(0, write.begin - self._lookahead), write.end)
-        yield from self._completed(write.request, sequence, write.accepted)
+        return self._completed(write.request, sequence, write.accepted)
 
-    def loaded(self, request: int, begin: int, end: int) -> Iterator[BlockLook]:
+    def loaded(self, request: int, begin: int, end: int) -> list[BlockLook]:
         """A load that wrote these positions is over."""
         sequence = self._live[request]
         self._fill(request, sequence, begin, end)
-        yield from self._completed(request, sequence, end)
+        return self._completed(request, sequence, end)
 
     def released(self, request: int) -> Iterator[BlockLook]:
         """The request has ended, or waits again. What it has filled stays until its slots are given away."""
@@ -215,12 +215,14 @@ class FillBooks:
             fill.tokens = min(end - place * size, size)
             self.primary[slot] = fill
 
-    def _completed(self, request: int, sequence: _Sequence, kept: int) -> Iterator[BlockLook]:
+    def _completed(self, request: int, sequence: _Sequence, kept: int) -> list[BlockLook]:
         size = self._tokens_per_block
+        looks: list[BlockLook] = []
         for place in range(sequence.complete, kept // size):
             slot = sequence.slots[place]
             fill = self.primary.get(slot)
             sequence.complete = place + 1
             if fill is not None and fill.filler == request and fill.tokens == size and not fill.complete:
                 fill.complete = True
-                yield BlockLook(slot, fill, "filled")
+                looks.append(BlockLook(slot, fill, "filled"))
+        return looks

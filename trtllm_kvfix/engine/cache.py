@@ -72,10 +72,10 @@ class Cache:
 
     def _new_canary(self) -> Canary:
         (shape,) = self.books.layout.pools
-        pool = Pool(int(self.books.get_block_pool_pointers()[0, 0]), shape.slot_bytes, len(shape.layers))
+        pool = Pool(int(self.books.get_block_pool_pointers()[0, 0]), shape.slot_bytes, shape.layers)
         off, machine, config = self._config.off, self._machine, self._config
         canary = Canary(
-            machine.device, machine.stream, pool, config.tokens_per_block, config.canary, off,
+            machine.device, machine.stream, [pool], config.tokens_per_block, config.canary, off,
             [HAZARDS[fix] for fix in off], seed=0, say=log.info,
         )  # fmt: skip
         self.books.watch_copies(canary.moved)

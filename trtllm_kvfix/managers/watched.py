@@ -7,7 +7,6 @@ those of an answer when the token behind them has been sampled.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from trtllm_kvfix.canary.canary import Canary, guarded
@@ -29,8 +28,9 @@ SETTING = "kvfix.canary: observe"
 
 def objection(layout: CacheLayout) -> str:
     """Why this cache cannot be watched; nothing if it can."""
-    if len(layout.pools) != 1 or layout.slides:
-        return f"one pool and one window that nothing leaves are watched; this cache has {len(layout.pools)} pools"
+    if layout.slides:
+        sizes = ", ".join(str(window.size) for window in layout.windows)
+        return f"one window that nothing leaves is watched; blocks leave the windows of this cache ({sizes})"
     if layout.connector is not None:
         return "a connector loads blocks beside the manager, which does not hear when a load is over"
     return ""
@@ -53,15 +53,17 @@ class Order:
     def __init__(self, device: Device, stream: int) -> None:
         self._device, self._stream = device, stream
         self._event = device.create_event()
+        self._current = stream
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         own, current = self._stream, current_place().stream
+        self._current = current
         if own != current:
             self._put(current, before=own)
-        yield
-        if own != current:
-            self._put(own, before=current)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._stream != self._current:
+            self._put(self._stream, before=self._current)
 
     def _put(self, stream: int, *, before: int) -> None:
         self._device.record(self._event, stream)
@@ -74,10 +76,15 @@ class Order:
 class WatchedCache:
     """Called under the manager's lock. Its faults end the canary alone."""
 
-    def __init__(self, device: Device, layout: CacheLayout, books: Books, address: int, settings: Settings) -> None:
-        (shape,) = layout.pools
+    def __init__(
+        self, device: Device, layout: CacheLayout, books: Books, addresses: Sequence[int], settings: Settings
+    ) -> None:
+        pools = [
+            Pool(address, shape.slot_bytes, shape.layers)
+            for address, shape in zip(addresses, layout.pools, strict=True)
+        ]
         self.canary = Canary(
-            device, layout.stream, Pool(address, shape.slot_bytes, len(shape.layers)), layout.tokens_per_block,
+            device, layout.stream, pools, layout.tokens_per_block,
             settings.canary_blocks_per_step, fixes_off(settings), hazards_open(settings, "V1"),
         )  # fmt: skip
         serving.add(self.canary)
@@ -104,7 +111,7 @@ class WatchedCache:
     def begin_iteration(self) -> None:
         self.hear()
         writes = list(self._filled())
-        with self._order.kept():
+        with self._order:
             self.canary.step(writes)
 
     @guarded
@@ -135,7 +142,7 @@ class WatchedCache:
             self._dummies.remove(request_id)
         elif (filled := self._filled_of(request_id)) > told:
             self.canary.wrote([Write(request_id, None, told, filled, filled)])
-        with self._order.kept():
+        with self._order:
             self.canary.released(request_id)
 
     @guarded
@@ -171,4 +178,4 @@ def watched(
     reason = objection(layout)
     if reason:
         raise NotServed(f"{SETTING}: {reason}; docs/canary.md lists what is watched")
-    return WatchedCache(device, layout, books, int(pointers[0, 0]), settings)
+    return WatchedCache(device, layout, books, [int(address) for address in pointers[:, 0]], settings)

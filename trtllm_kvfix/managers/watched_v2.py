@@ -16,7 +16,7 @@ and no block of it can be given back.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, eq, ge
+from operator import attrgetter, ge
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -148,9 +148,9 @@ class WatchedGroup:
                     self.canary.forget([slot])
 
 
-def _differing(known: Sequence[int], slots: Sequence[int]) -> list[int]:
+def _differing(known: list[int], slots: list[int]) -> list[int]:
     """Places, as far as both go."""
-    if all(map(eq, known, slots)):
+    if known == slots[: len(known)]:
         return []
     return [place for place, (old, new) in enumerate(zip(known, slots, strict=False)) if old != new]
 
@@ -183,7 +183,7 @@ class WatchedV2:
     def begin_iteration(self, batch: Any) -> None:
         """The last step has been enqueued, and this batch has its slots."""
         self._hear()
-        with self._order.kept():
+        with self._order:
             for group in self.groups:
                 group.canary.step((), self._writers)
                 if group.canary.fault is not None:
@@ -201,7 +201,7 @@ class WatchedV2:
         self._caches.pop(request_id, None)
         self._new.pop(request_id, None)
         if request_id in self._followed:
-            with self._order.kept():
+            with self._order:
                 self._ends(request_id, is_over=False)
 
     def close(self) -> None:
@@ -284,7 +284,8 @@ class WatchedV2:
 
     def _tell_writes(self) -> None:
         """Where a further block is full by now."""
-        size, caches, writes = self._size, self._manager.kv_cache_map, list[Write]()
+        size, caches = self._size, self._manager.kv_cache_map
+        writes: list[Write] = []
         for request_id, one in self._asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
@@ -345,8 +346,8 @@ def pool_of(manager: Any, group: int) -> Pool:
     found = pool_group(manager, group)
     (pool,) = found.pools
     (variant,) = [each for each in found.slot_desc.variants if each.layer_group_id == group]
-    layers = {buffer.layer_id for each in variant.coalesced_buffers for buffer in each.buffer_ids}
-    return Pool(int(pool.base_address), int(pool.slot_bytes), len(layers))
+    layers = dict.fromkeys(buffer.layer_id for each in variant.coalesced_buffers for buffer in each.buffer_ids)
+    return Pool(int(pool.base_address), int(pool.slot_bytes), list(layers))
 
 
 def hears_all(manager: Any) -> bool:
@@ -361,7 +362,7 @@ def watch(manager: Any, settings: Settings, device: Device, *, knows_all: bool) 
     groups = []
     for number, layers in enumerate(grouping):
         canary = Canary(
-            device, stream, pool_of(manager, number), int(manager.tokens_per_block),
+            device, stream, [pool_of(manager, number)], int(manager.tokens_per_block),
             max(1, settings.canary_blocks_per_step // len(grouping)), fixes_off(settings),
             hazards_open(settings, "V2"), knows_all=knows_all,
         )  # fmt: skip
