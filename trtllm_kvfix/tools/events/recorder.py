@@ -9,8 +9,8 @@ second event is the end.
 The events do not say what was found where nothing was stored, nor where a prompt ends and its answer begins. We take
 the first event of a request for its prompt, and what follows for its answer.
 
-Requests are written in the format of a recording: hashes of blocks under a key that is drawn at each start of the server,
-and no tokens.
+Requests are written in the format of a recording: hashes of blocks under a key that is drawn at each start of the
+server, and no tokens.
 """
 
 import secrets
