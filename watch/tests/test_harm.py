@@ -17,6 +17,7 @@ from hostrace import launch
 from hostrace.launch import library
 from hostrace.races import Watched, merged, read
 from watch.harm.compare import harm, outcome
+from watch.harm.emulated import SOURCES
 from watch.harm.programs import PROGRAMS
 from watch.tests.conftest import ROOT, compiler, tells_raw_calls
 
@@ -59,15 +60,30 @@ CASES = [
     "children_of_every_kind",
     "condition_beside_registered_memory",
     "crash",
+    "contexts_that_block_signals",
+    "contexts_that_unblock_signals",
     "errno_is_left_alone",
     "exit_while_threads_copy",
     "fails_with_what_the_kernel_says",
+    "fault_in_the_handler",
     "fault_in_memory_that_the_program_protects",
     "fault_that_the_program_mends",
+    "fault_while_blocked",
     "files_from_pinned_memory",
+    "handler_on_a_small_stack_that_touches_pinned_memory",
+    "handler_that_ends_by_its_own_signal",
+    "handler_that_changes_the_mask_behind_it",
+    "handler_that_throws",
+    "handler_that_touches_pinned_memory",
+    "handlers_by_older_functions",
+    "handlers_by_other_names_of_sigaction",
+    "handlers_that_interrupt",
     "interrupts_that_touch_neighbours",
+    "jumps_out_of_a_handler",
+    "jumps_that_restore_masks",
     "many_threads_that_wait",
     "mask_that_is_asked_for",
+    "masks_by_older_functions",
     "mutex_beside_registered_memory",
     "numbers_of_its_files",
     "raw_call_beside_registered_memory",
@@ -84,6 +100,8 @@ CASES = [
     "sandbox_that_asks_the_program",
     "sandbox_that_kills_for_rare_calls",
     "server_with_a_thread_for_signals",
+    "signals_that_are_sent_while_blocked",
+    "sigpause_with_everything_else_blocked",
     "sigsuspend_with_everything_else_blocked",
     "source_into_which_a_raw_call_reads",
     "source_on_a_stack_that_goes_on",
@@ -95,12 +113,14 @@ CASES = [
     "thread_whose_attributes_block_signals",
     "threads_share_pages_and_keep_their_bytes",
     "trap_of_the_program",
+    "trap_without_a_handler",
 ]
 
 
 def compiled(folder: Path, *flags: str) -> Path:
     program = folder / "programs"
-    subprocess.run([compiler(), "-std=c++20", *flags, "-o", str(program), str(SOURCE), "-ldl", "-lpthread"], check=True)
+    command = [compiler(), "-std=c++20", "-w", *flags, "-o", str(program)]
+    subprocess.run([*command, *map(str, SOURCES), "-ldl", "-lpthread"], check=True)
     return program
 
 

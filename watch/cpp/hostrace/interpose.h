@@ -19,12 +19,15 @@ class Next {
     constexpr explicit Next(const char* name) : name_(name) {}
     template <typename... Args>
     auto operator()(Args... args) {
+        return reinterpret_cast<F*>(find())(args...);
+    }
+    void* find() {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {
             found = dlsym(RTLD_NEXT, name_);
             found_.store(found, std::memory_order_relaxed);
         }
-        return reinterpret_cast<F*>(found)(args...);
+        return found;
     }
 
   private:

@@ -113,20 +113,12 @@ long change_mask(const Call& call, ucontext_t& context) {
     return result;
 }
 
-// As the kernel keeps it.
-struct Action {
-    void* handler;
-    unsigned long flags;
-    void* restorer;
-    std::uint64_t mask;
-};
-
 long change_handler(const Call& call) {
     const int signal = static_cast<int>(call.arguments[0]);
-    const auto* wanted = reinterpret_cast<const Action*>(call.arguments[1]);
-    auto* before = reinterpret_cast<Action*>(call.arguments[2]);
+    const auto* wanted = reinterpret_cast<const KernelAction*>(call.arguments[1]);
+    auto* before = reinterpret_cast<KernelAction*>(call.arguments[2]);
     if (!is_ours(signal)) {
-        Action changed{};
+        KernelAction changed{};
         Call other = call;
         if (wanted != nullptr) {
             changed = *wanted;
@@ -242,7 +234,7 @@ void ask_for_raw_calls() {
     struct sigaction action{};
     action.sa_flags = SA_SIGINFO;
     action.sa_sigaction = on_raw_call;
-    Action kernels{};
+    KernelAction kernels{};
     if (!take_signal(SIGSYS, action) ||
         next_syscall(SYS_rt_sigaction, SIGSYS, nullptr, &kernels, sizeof kernels.mask) != 0) {
         return;
@@ -250,7 +242,7 @@ void ask_for_raw_calls() {
     // Past those who stand between the kernel and handlers, as ThreadSanitizer does: they make such calls in there. What
     // the handler returns by is the C library's own, so that it is not handed over, too.
     kernels.handler = reinterpret_cast<void*>(on_raw_call);
-    kernels.flags = (kernels.flags & kRestorer) | SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    kernels.flags = (kernels.flags & (kRestorer | SA_RESTART)) | SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     kernels.mask = 0;
     const auto returns = reinterpret_cast<std::uintptr_t>(kernels.restorer);
     asked = returns >= libc_code.begin && returns < libc_code.end &&

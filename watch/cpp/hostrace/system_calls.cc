@@ -141,12 +141,6 @@ HOSTRACE_LIST_LATER(lio_listio)
 HOSTRACE_LIST_LATER(lio_listio64)
 
 // The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
-HOSTRACE_EXPORT int masked_sigsuspend(const sigset_t* mask) __asm__("sigsuspend");
-int masked_sigsuspend(const sigset_t* mask) {
-    static constinit Next<int(const sigset_t*)> next("sigsuspend");
-    const Masked masked(mask);
-    return again([&] { return next(masked.given); }, by_errno);
-}
 HOSTRACE_EXPORT int masked_ppoll(pollfd* files, nfds_t count, const timespec* time,
                                  const sigset_t* mask) __asm__("ppoll");
 int masked_ppoll(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask) {
