@@ -57,22 +57,24 @@ CASES = [
     "blocked_write",
     "calls_beside_pinned_memory",
     "calls_beside_registered_memory",
+    "child_without_pinned_memory",
     "children_of_every_kind",
     "condition_beside_registered_memory",
-    "crash",
     "contexts_that_block_signals",
     "contexts_that_unblock_signals",
+    "crash",
+    "detaches_pinned_memory",
     "errno_is_left_alone",
     "exit_while_threads_copy",
     "fails_with_what_the_kernel_says",
-    "fault_in_the_handler",
     "fault_in_memory_that_the_program_protects",
+    "fault_in_the_handler",
     "fault_that_the_program_mends",
     "fault_while_blocked",
     "files_from_pinned_memory",
     "handler_on_a_small_stack_that_touches_pinned_memory",
-    "handler_that_ends_by_its_own_signal",
     "handler_that_changes_the_mask_behind_it",
+    "handler_that_ends_by_its_own_signal",
     "handler_that_throws",
     "handler_that_touches_pinned_memory",
     "handlers_by_older_functions",
@@ -81,11 +83,18 @@ CASES = [
     "interrupts_that_touch_neighbours",
     "jumps_out_of_a_handler",
     "jumps_that_restore_masks",
+    "locks_and_advises_pinned_memory",
     "many_threads_that_wait",
+    "maps_over_pinned_memory",
     "mask_that_is_asked_for",
     "masks_by_older_functions",
+    "moves_pinned_memory",
     "mutex_beside_registered_memory",
     "numbers_of_its_files",
+    "protects_pinned_memory",
+    "protects_pinned_memory_at_many_places",
+    "protects_pinned_memory_by_a_raw_call",
+    "protects_pinned_memory_by_key",
     "raw_call_beside_registered_memory",
     "raw_call_into_pinned_memory",
     "raw_call_that_is_interrupted",
@@ -93,8 +102,9 @@ CASES = [
     "raw_calls_of_every_kind",
     "raw_calls_that_make_children",
     "readv_of_many_parts",
-    "registered_large_pages",
     "register_beside_registered_memory",
+    "registered_large_pages",
+    "removes_shared_pinned_memory",
     "ring_into_other_memory",
     "ring_into_pinned_memory",
     "sandbox_that_asks_the_program",
@@ -114,6 +124,7 @@ CASES = [
     "threads_share_pages_and_keep_their_bytes",
     "trap_of_the_program",
     "trap_without_a_handler",
+    "unmaps_pinned_memory",
 ]
 
 
@@ -151,7 +162,9 @@ def harmless(
 def test_a_program_does_the_same_under_hostrace(
     programs: Path, environ: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    if name.startswith(("raw_call_into", "raw_call_that", "raw_calls")) and not tells_raw_calls():
+    if (
+        name.startswith(("raw_call_into", "raw_call_that", "raw_calls")) or name.endswith("_raw_call")
+    ) and not tells_raw_calls():
         pytest.skip("Linux does not hand over such calls")
     processes = harmless([str(programs), name], environ, tmp_path)
     assert [process.refused for process in processes if process.refused] == []

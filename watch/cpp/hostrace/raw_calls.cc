@@ -20,6 +20,7 @@
 #include "hostrace/interpose.h"
 #include "hostrace/later.h"
 #include "hostrace/machine.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/settled.h"
 #include "hostrace/thread.h"
 
@@ -185,6 +186,7 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
         machine::make_call_again(context, info->si_syscall);
     } else {
         before_call(call.number, call.arguments);
+        const MemoryCall memory(call.number, call.arguments);
         const long result = made_for(call, context);
         after_call(call.number, call.arguments, result);
         machine::answer_call(context, result == -1 ? -errno : result);
@@ -266,6 +268,7 @@ HOSTRACE_EXPORT long given_syscall(long number, long a, long b, long c, long d, 
 long given_syscall(long number, long a, long b, long c, long d, long e, long f) {
     const Call call{number, {a, b, c, d, e, f}};
     before_call(number, call.arguments);
+    const MemoryCall memory(number, call.arguments);
     const long result = to_kernel_again(call);
     after_call(number, call.arguments, result);
     return result;

@@ -6,6 +6,7 @@
 
 #include "hostrace/digests.h"
 #include "hostrace/guard.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/ranges.h"
 #include "hostrace/report.h"
 #include "hostrace/stacks.h"
@@ -23,6 +24,7 @@ struct Watcher {
     const bool gates_are_busy;
     Counts& counts;
     Ranges ranges;
+    LeftAlone left_alone;
     Guard guard;
     Stacks stacks;
     Report report;
