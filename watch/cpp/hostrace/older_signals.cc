@@ -221,16 +221,19 @@ int told_sigwait(const sigset_t* set, int* number) {
         *number = waited;
         return 0;
     }
+    const Opened opened(set, number);
     return again([&] { return next_sigwait(set, number); }, by_number);
 }
 HOSTRACE_EXPORT int told_sigwaitinfo(const sigset_t* set, siginfo_t* info) __asm__("sigwaitinfo");
 int told_sigwaitinfo(const sigset_t* set, siginfo_t* info) {
     const int waited = take_what_waits(word_of(*set), info);
+    const Opened opened(set, info);
     return waited != 0 ? waited : again([&] { return next_sigwaitinfo(set, info); }, by_errno);
 }
 HOSTRACE_EXPORT int told_sigtimedwait(const sigset_t* set, siginfo_t* info,
                                       const timespec* time) __asm__("sigtimedwait");
 int told_sigtimedwait(const sigset_t* set, siginfo_t* info, const timespec* time) {
     const int waited = take_what_waits(word_of(*set), info);
+    const Opened opened(set, info, time);
     return waited != 0 ? waited : again([&] { return next_sigtimedwait(set, info, time); }, by_errno);
 }
