@@ -302,6 +302,24 @@ bool take_signal(int signal, const struct sigaction& action) {
     return true;
 }
 
+void give_signals_back() {
+    for (const int signal : kOurs) {
+        KernelAction kernels{};
+        if (!is_ours(signal) || syscall(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0) {
+            continue;
+        }
+        program.lock.lock_unless_mine();
+        const struct sigaction action = programs(signal);
+        program.lock.unlock();
+        taken.fetch_and(~bit_of(signal), std::memory_order_release);
+        constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER
+        kernels.handler = reinterpret_cast<void*>(action.sa_sigaction);
+        kernels.flags = (kernels.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
+        std::memcpy(&kernels.mask, &action.sa_mask, sizeof kernels.mask);
+        syscall(SYS_rt_sigaction, signal, &kernels, nullptr, sizeof kernels.mask);
+    }
+}
+
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
     // Both may lie in pages of ours: they are touched while the lock is free.
     const struct sigaction wanted = action == nullptr ? (struct sigaction){} : *action;

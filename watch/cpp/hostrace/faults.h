@@ -27,6 +27,8 @@ struct KernelAction {
 
 // The signal comes to us from now on. What the program had for it is kept.
 bool take_signal(int signal, const struct sigaction& action);
+// It comes to the program from now on, as do all of them.
+void give_signals_back();
 // The program's own handler, or the end that the kernel would have made.
 void chain(int signal, siginfo_t* info, void* context);
 // The program has left a handler of its own, or is about to.

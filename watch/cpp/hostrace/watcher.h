@@ -48,6 +48,8 @@ void set_watcher(Watcher* started);
 // From now on no page is protected: the kernel touches memory for the program past us, and would fail there. What copies
 // read is compared instead. May be called before there is a watcher; the first reason is kept, and noted in the report.
 void stop_protecting(const char* why);
+// The same, and nothing is watched at all, where that is not possible any longer.
+void stop_watching(const char* why);
 // Null while pages are protected.
 const char* why_nothing_is_protected();
 
