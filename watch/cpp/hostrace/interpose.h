@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <cerrno>
 
 #include <atomic>
 
@@ -11,6 +12,12 @@ namespace hostrace {
 
 // Whether the program calls ours. The driver loads the library wherever it is named; only a preload puts it in front.
 bool in_front();
+
+// In the place of a function that this C library does not have: programs look for such at run time, and find ours.
+inline long missing() {
+    errno = ENOSYS;
+    return -1;
+}
 
 // The next definition of a function, looked up at its first call.
 template <typename F>
@@ -25,6 +32,7 @@ class Next {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {
             found = dlsym(RTLD_NEXT, name_);
+            found = found == nullptr ? reinterpret_cast<void*>(missing) : found;
             found_.store(found, std::memory_order_relaxed);
         }
         return found;

@@ -1,10 +1,10 @@
 // Jumps and changes of context: the C library sets signal masks for them by calls of its own into the kernel. What the
 // program blocks of our signals is no part of the kernel's mask, so it is kept beside the mask that is saved, and taken
 // up again with it. Functions that return twice can only be told about before they run: theirs are jumped to.
-#include <setjmp.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include <csetjmp>
 #include <csignal>
 
 #include <cstring>

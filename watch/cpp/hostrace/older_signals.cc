@@ -23,6 +23,12 @@ HOSTRACE_NEXT(sigtimedwait);
 
 std::atomic<std::uint64_t> interrupting{0};  // by siginterrupt: calls that their handlers interrupt do not go on
 
+// Of sigvec: no header declares it any longer, and programs of its time still call it.
+struct OldAction {
+    sighandler_t handler;
+    int mask, flags;
+};
+
 bool is_signal(int number) { return number > 0 && number < NSIG; }
 
 sigset_t only(int number) {
@@ -139,11 +145,6 @@ HOSTRACE_EXPORT sighandler_t sigset(int number, sighandler_t handler) noexcept {
     return sigismember(&before, number) == 1 ? SIG_HOLD : old.sa_handler;
 }
 
-// No header declares it any longer; programs of its time still call it.
-struct OldAction {
-    sighandler_t handler;
-    int mask, flags;
-};
 HOSTRACE_EXPORT int old_sigvec(int number, const OldAction* wanted, OldAction* before) __asm__("sigvec");
 int old_sigvec(int number, const OldAction* wanted, OldAction* before) {
     constexpr int kOnStack = 1, kInterrupts = 2, kOnce = 4;

@@ -180,6 +180,13 @@ HOSTRACE_EXPORT void settled_arc4random_buf(void* to, size_t bytes) __asm__("arc
 void settled_arc4random_buf(void* to, size_t bytes) {
     static constinit Next<void(void*, size_t)> next("arc4random_buf");
     const Settled settled("arc4random_buf", Access::write, to, bytes);
+    if (next.find() == reinterpret_cast<void*>(missing)) {
+        for (std::size_t at = 0; at < bytes;) {
+            const ssize_t got = getrandom(static_cast<char*>(to) + at, bytes - at, 0);
+            at += got > 0 ? static_cast<std::size_t>(got) : 0;
+        }
+        return;
+    }
     next(to, bytes);
 }
 
