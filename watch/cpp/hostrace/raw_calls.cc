@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 
 #include <array>
 #include <atomic>
@@ -185,9 +186,7 @@ long made_for(const Call& call, ucontext_t& context) {
 bool closed_in(long number, const std::array<long, 6>& arguments) {
     const bool closes = closes_in(number, arguments);
     if (has_its_own_dispatch()) {
-        asked = false;
         self().tells_raw_calls = false;
-        hands_over.store(kLetsThrough, std::memory_order_relaxed);
     }
     return closes;
 }
@@ -272,6 +271,13 @@ void ask_for_raw_calls() {
     const auto returns = reinterpret_cast<std::uintptr_t>(kernels.restorer);
     asked = returns >= libc_code.begin && returns < libc_code.end &&
             next_syscall(SYS_rt_sigaction, SIGSYS, &kernels, nullptr, sizeof kernels.mask) == 0;
+}
+
+void let_raw_calls_through() {
+    constexpr timespec kOnTheirWay{0, 20'000'000};
+    asked = false;
+    hands_over.store(kLetsThrough, std::memory_order_seq_cst);
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &kOnTheirWay, nullptr);
 }
 
 void ask_for_raw_calls_of_this_thread() {

@@ -17,6 +17,7 @@
 #include "hostrace/errno_kept.h"
 #include "hostrace/faults.h"
 #include "hostrace/machine.h"
+#include "hostrace/raw_calls.h"
 #include "hostrace/watcher.h"
 
 namespace hostrace {
@@ -172,6 +173,7 @@ void dispatch_to_itself() {
         "the program has its calls into the kernel handed to itself (system-call user dispatch): nothing is watched "
         "from "
         "then on");
+    let_raw_calls_through();
     give_signals_back();
     own_dispatch.store(true, std::memory_order_release);
 }
