@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: harm.sh RESULTS_DIR}")
 . watch/gpu/library.sh
 build=$(mktemp -d)
-c++ -std=c++20 -O1 -Wno-stringop-overflow -o "$build/programs" watch/harm/programs.cc -ldl -lpthread
+c++ -std=c++20 -O1 -Wno-stringop-overflow -o "$build/programs" watch/harm/programs.cc watch/harm/programs_of_*.cc -ldl -lpthread
 {
   "$build/programs" | sed "s|^|$build/programs |"
   python3 -c 'from watch.harm.programs import PROGRAMS; print(*PROGRAMS, sep="\n")' |

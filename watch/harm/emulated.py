@@ -1,4 +1,4 @@
-"""The programs of programs.cc on another machine, emulated: `python -m watch.harm.emulated LIBHOSTRACE_SO`.
+"""The programs in C++ on another machine, emulated: `python -m watch.harm.emulated LIBHOSTRACE_SO`.
 
 Everything is compiled for aarch64, the driver that is made up included, and runs under QEMU, plain and watched.
 Programs that look for their own system calls are left out, because QEMU does not tell those of the emulated machine,
@@ -18,21 +18,22 @@ from hostrace.races import Watched, merged, read
 from watch.harm.compare import Outcome, outcome
 
 ROOT = Path(__file__).parents[2]
+SOURCES = [ROOT / "watch/harm/programs.cc", *sorted((ROOT / "watch/harm").glob("programs_of_*.cc"))]
 PREFIX, QEMU, TREE = "aarch64-linux-gnu-", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 LEFT_OUT = ("blocked_", "condition_beside_", "mutex_beside_", "children_")
 LIMIT_S = 60.0
 
 
-def compiled(source: str, to: Path, *flags: str) -> Path:
+def compiled(sources: list[Path], to: Path, *flags: str) -> Path:
     command = [f"{PREFIX}g++", "-std=c++20", "-O1", "-w", "-I", str(ROOT / "watch/cpp"), *flags, "-o", str(to)]
-    subprocess.run([*command, str(ROOT / source), "-ldl", "-lpthread"], check=True)
+    subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread"], check=True)
     return to
 
 
 class Machine:
     def __init__(self, library: Path, folder: Path) -> None:
         self.library, self.folder = library.resolve(), folder
-        self.driver = compiled("watch/tests/fake_driver.cc", folder / "libcuda.so.1", "-shared", "-fPIC")
+        self.driver = compiled([ROOT / "watch/tests/fake_driver.cc"], folder / "libcuda.so.1", "-shared", "-fPIC")
 
     def command(self, *command: str, **variables: str) -> list[str]:
         given = {"LD_LIBRARY_PATH": str(self.folder), **variables}
@@ -68,11 +69,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         machine = Machine(given.library, folder)
-        programs = str(compiled("watch/harm/programs.cc", folder / "programs"))
+        programs = str(compiled(SOURCES, folder / "programs"))
         names = [each for each in machine.plain(programs).out.decode().split() if each]
         names = [each for each in names if not each.startswith(LEFT_OUT)]
         bad = [each for each in names if harmed(machine, programs, each)]
-        _, processes = machine.watched(str(compiled("watch/tests/racy.cc", folder / "racy")))
+        _, processes = machine.watched(str(compiled([ROOT / "watch/tests/racy.cc"], folder / "racy")))
         races = [(race.grade, race.touch) for race in merged(processes)]
     click.echo(f"{len(bad)} of {len(names)} programs were harmed; the one that races: {races}")
     return int(bool(bad) or not names or races != [("race", "write")])

@@ -111,14 +111,20 @@ void host_register(const Call& call, std::uintptr_t begin, std::size_t bytes, un
     }
 }
 
-void give_back(const Call& call, std::uintptr_t begin, const char* how) {
+Span no_longer_pinned(const Call& call, std::uintptr_t begin) {
     const Span range = call.parts.ranges.remove(begin);
+    call.parts.watch.left_alone.remove(pages_around(range));
+    return range;
+}
+
+void give_back(const Call& call, std::uintptr_t begin, const char* how) {
+    const Span range = no_longer_pinned(call, begin);
     call.parts.watch.give_back(range.begin, range.end - range.begin, how);
 }
 
 // It is no race where something still uses it.
 void forget(const Call& call, std::uintptr_t begin) {
-    const Span range = call.parts.ranges.remove(begin);
+    const Span range = no_longer_pinned(call, begin);
     if (!range.empty()) {
         call.parts.watch.digests.forget(range);
         static_cast<void>(call.parts.watch.guard.give_back(range.begin, range.end - range.begin));

@@ -23,7 +23,9 @@ class Enqueued {
             return;
         }
         Use use = made(side);
-        use.whole = why_nothing_is_protected() == nullptr ? range.whole() : Span{};
+        const bool protects = why_nothing_is_protected() == nullptr &&
+                              !watch_.left_alone.meets(pages_around({use.shape.begin, use.shape.end()}));
+        use.whole = protects ? range.whole() : Span{};
         use.registered = range.registered;
         use.pinned = range.stack;
         if (!side.certain) {
@@ -31,7 +33,7 @@ class Enqueued {
             count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
         }
         static_cast<void>(watch_.guard.add(use));
-        if (range.registered || why_nothing_is_protected() != nullptr) {
+        if (range.registered || !protects) {
             static_cast<void>(compare_beside(use));
         }
     }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "hostrace/errno_kept.h"
 #include "hostrace/machine.h"
 #include "hostrace/stacks.h"
 #include "hostrace/thread.h"
@@ -25,19 +26,22 @@ constexpr std::uint64_t kFaults = kOurSignals | bit_of(SIGBUS) | bit_of(SIGILL) 
 struct Program {
     OwnedLock lock;
     std::array<struct sigaction, kOurs.size()> actions{};
+    std::array<siginfo_t, kOurs.size()> sent{};  // last, while it was blocked
 };
 
 Program program;
 std::atomic<std::uint64_t> taken{0};  // signals that come to us
 bool stepping_works = true;
 
-struct sigaction& programs(int signal) {
+std::size_t place_of(int signal) {
     std::size_t at = 0;
     while (kOurs[at] != signal) {
         ++at;
     }
-    return program.actions[at];
+    return at;
 }
+
+struct sigaction& programs(int signal) { return program.actions[place_of(signal)]; }
 
 // The kernel keeps 64 signals in the first word of the mask that it restores.
 std::uint64_t mask_of(const ucontext_t& context) {
@@ -124,44 +128,129 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     return false;
 }
 
+// A call that waits goes on behind a signal that somebody sends, or fails with EINTR, as the program's handler has it.
+void restart_calls_as(const struct sigaction& action, int signal) {
+    const bool restarts = action.sa_handler == SIG_IGN || (action.sa_flags & SA_RESTART) != 0;
+    KernelAction ours{};
+    if (syscall(SYS_rt_sigaction, signal, nullptr, &ours, sizeof ours.mask) == 0 &&
+        ((ours.flags & SA_RESTART) != 0) != restarts) {
+        ours.flags ^= SA_RESTART;
+        syscall(SYS_rt_sigaction, signal, &ours, nullptr, sizeof ours.mask);
+    }
+}
+
+void wait_until_unblocked(Thread& thread, int signal, const siginfo_t& info) {
+    program.lock.lock_unless_mine();
+    program.sent[place_of(signal)] = info;
+    program.lock.unlock();
+    thread.waiting |= bit_of(signal);
+}
+
+void end_by(int signal, bool again) {
+    struct sigaction ending{};
+    ending.sa_handler = SIG_DFL;
+    libc_sigaction(signal, &ending, nullptr);
+    if (again) {
+        syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
+    }
+}
+
+// A handler of ours on top of the program's would need room of its own there.
+bool on_a_small_stack(const ucontext_t& context) {
+    constexpr std::size_t kSmall = 64U << 10U;
+    const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+    const auto begin = reinterpret_cast<std::uintptr_t>(context.uc_stack.ss_sp);
+    return here - begin < context.uc_stack.ss_size && context.uc_stack.ss_size < kSmall;
+}
+
+// The handler finds the mask that it would find without us, but our signals reach us: it may touch what is protected.
+void call_handler(const struct sigaction& action, int signal, siginfo_t* info, ucontext_t& context) {
+    Thread& thread = self();
+    std::uint64_t mask = 0;
+    std::memcpy(&mask, &action.sa_mask, sizeof mask);
+    if ((action.sa_flags & SA_NODEFER) == 0) {
+        mask |= bit_of(signal);
+    }
+    const std::uint64_t others = (mask_of(context) | mask) & ~kOurSignals;
+    set_mask(context, mask_of(context) | thread.blocked);
+    thread.blocked |= mask & kOurSignals;
+    Watcher* watch = watcher();
+    if (watch != nullptr && !thread.open_in_handler && !watch->guard.locked_by_me() && on_a_small_stack(context)) {
+        thread.open_in_handler = true;
+        static_cast<void>(watch->guard.open_all_for_now());
+    }
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &others, nullptr, sizeof others);
+    action.sa_sigaction(signal, info, &context);  // the kernel hands over all three whatever the flags say
+    const ErrnoKept of_the_handler;
+    handler_is_left();
+    thread.blocked = mask_of(context) & kOurSignals;
+    set_mask(context, mask_of(context) & ~kOurSignals);
+    send_what_waited();
+}
+
 }  // namespace
+
+void handler_is_left() {
+    if (self().open_in_handler) {
+        self().open_in_handler = false;
+        if (Watcher* watch = watcher()) {
+            watch->guard.close({Guard::kEverything, Protection::open});
+        }
+    }
+}
+
+void send_what_waited() {
+    Thread& thread = self();
+    while ((thread.waiting & ~thread.blocked) != 0) {
+        siginfo_t info{};
+        const int signal = take_what_waits(~thread.blocked, &info);
+        syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), signal, &info);
+    }
+}
+
+int take_what_waits(std::uint64_t set, siginfo_t* info) {
+    Thread& thread = self();
+    for (const int signal : kOurs) {
+        if ((thread.waiting & set & bit_of(signal)) == 0) {
+            continue;
+        }
+        thread.waiting &= ~bit_of(signal);
+        program.lock.lock_unless_mine();
+        const siginfo_t sent = program.sent[place_of(signal)];
+        program.lock.unlock();
+        if (info != nullptr) {
+            *info = sent;
+        }
+        return signal;
+    }
+    return 0;
+}
 
 void chain(int signal, siginfo_t* info, void* context) {
     program.lock.lock_unless_mine();
     struct sigaction action = programs(signal);
     program.lock.unlock();
     const bool by_kernel = info->si_code > 0;
+    Thread& thread = self();
+    const bool blocked = (thread.blocked & bit_of(signal)) != 0;
+    if (blocked && !by_kernel) {
+        wait_until_unblocked(thread, signal, *info);
+        return;
+    }
     if (action.sa_handler == SIG_IGN && !by_kernel) {
         return;
     }
-    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
-        struct sigaction ending{};
-        ending.sa_handler = SIG_DFL;
-        libc_sigaction(signal, &ending, nullptr);
-        if (!by_kernel || signal == SIGSYS) {
-            syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
-        }
-        return;  // a faulting instruction faults again, and now for good
+    if (blocked || action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
+        // A faulting instruction faults again, and now for good.
+        end_by(signal, !by_kernel || signal != SIGSEGV);
+        return;
     }
     if ((action.sa_flags & static_cast<int>(SA_RESETHAND)) != 0) {
         program.lock.lock_unless_mine();
         programs(signal).sa_handler = SIG_DFL;
-        programs(signal).sa_flags = 0;
         program.lock.unlock();
     }
-    std::uint64_t mask = 0;
-    std::memcpy(&mask, &action.sa_mask, sizeof mask);
-    if ((action.sa_flags & SA_NODEFER) == 0) {
-        mask |= bit_of(signal);
-    }
-    mask |= mask_of(*static_cast<ucontext_t*>(context));
-    mask &= ~bit_of(SIGSYS);  // the handler may make calls past the C library
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);
-    if ((action.sa_flags & SA_SIGINFO) != 0) {
-        action.sa_sigaction(signal, info, context);
-    } else {
-        action.sa_handler(signal);
-    }
+    call_handler(action, signal, info, *static_cast<ucontext_t*>(context));
 }
 
 namespace {
@@ -209,18 +298,43 @@ bool take_signal(int signal, const struct sigaction& action) {
         return false;
     }
     taken.fetch_or(bit_of(signal), std::memory_order_release);
+    restart_calls_as(programs(signal), signal);
     return true;
 }
 
-int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
-    program.lock.lock_unless_mine();
-    if (before != nullptr) {
-        *before = programs(signal);
+void give_signals_back() {
+    for (const int signal : kOurs) {
+        KernelAction kernels{};
+        if (!is_ours(signal) || syscall(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0) {
+            continue;
+        }
+        program.lock.lock_unless_mine();
+        const struct sigaction action = programs(signal);
+        program.lock.unlock();
+        taken.fetch_and(~bit_of(signal), std::memory_order_release);
+        constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER
+        kernels.handler = reinterpret_cast<void*>(action.sa_sigaction);
+        kernels.flags = (kernels.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
+        std::memcpy(&kernels.mask, &action.sa_mask, sizeof kernels.mask);
+        syscall(SYS_rt_sigaction, signal, &kernels, nullptr, sizeof kernels.mask);
     }
+}
+
+int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
+    // Both may lie in pages of ours: they are touched while the lock is free.
+    const struct sigaction wanted = action == nullptr ? (struct sigaction){} : *action;
+    program.lock.lock_unless_mine();
+    const struct sigaction was = programs(signal);
     if (action != nullptr) {
-        programs(signal) = *action;
+        programs(signal) = wanted;
     }
     program.lock.unlock();
+    if (action != nullptr) {
+        restart_calls_as(wanted, signal);
+    }
+    if (before != nullptr) {
+        *before = was;
+    }
     return 0;
 }
 

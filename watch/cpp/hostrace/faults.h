@@ -17,10 +17,26 @@ class ProcessPages final : public Pages {
 // touch.
 bool install_handlers(bool can_step);
 
+// As the kernel keeps it.
+struct KernelAction {
+    void* handler;
+    unsigned long flags;
+    void* restorer;
+    std::uint64_t mask;
+};
+
 // The signal comes to us from now on. What the program had for it is kept.
 bool take_signal(int signal, const struct sigaction& action);
+// It comes to the program from now on, as do all of them.
+void give_signals_back();
 // The program's own handler, or the end that the kernel would have made.
 void chain(int signal, siginfo_t* info, void* context);
+// The program has left a handler of its own, or is about to.
+void handler_is_left();
+// What was sent while the program had it blocked, and is so no longer, comes again.
+void send_what_waited();
+// One of the signals in the set that wait so, or 0: the program takes it.
+int take_what_waits(std::uint64_t set, siginfo_t* info);
 // What the program sees of our signals: as if our handlers were not there.
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
 bool is_ours(int signal);

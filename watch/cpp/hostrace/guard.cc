@@ -304,6 +304,17 @@ Opening Guard::open_all_locked() {
     return {kEverything, Protection::open};
 }
 
+void Guard::forget(Span pages) {
+    const std::lock_guard<OwnedLock> held(lock_);
+    remove([&](const Span& each, const Use&) { return each.meets(pages); });
+}
+
+Opening Guard::open_for_now(Span pages) {
+    const std::lock_guard<OwnedLock> held(lock_);
+    const Opening opening{pages, Protection::open};
+    return open_for(opening) ? opening : open_all_locked();
+}
+
 Opening Guard::open_all_for_now() {
     const std::lock_guard<OwnedLock> held(lock_);
     return open_all_locked();

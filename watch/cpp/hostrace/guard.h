@@ -70,7 +70,11 @@ class Guard {
     // The same by a call of the kernel, which may wait for long before it touches: where it is no race, the pages stay
     // open for it, whatever is enqueued meanwhile.
     Verdict settle(std::uintptr_t begin, std::size_t bytes, Access access);
-    // Every page stays open until this opening is closed.
+    // What is in flight in these pages is not watched any longer, without a word: the program does with them as it likes.
+    void forget(Span pages);
+    // These pages stay open until the opening is closed.
+    Opening open_for_now(Span pages);
+    // Every page does.
     Opening open_all_for_now();
     void close(const Opening& opening);
     void release(std::uint64_t id);

@@ -34,13 +34,18 @@ int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
     Thread& thread = self();
     const std::uint64_t was = thread.blocked;
     const Masked mask(set);
-    const int result = next(how, mask.given, before);
+    sigset_t told;
+    const int result = next(how, mask.given, before == nullptr ? nullptr : &told);
     if (result != 0) {
         return result;
     }
-    Masked::tell(before, was);
+    if (before != nullptr) {
+        Masked::tell(&told, was);
+        *before = told;
+    }
     if (set != nullptr) {
         thread.blocked = how == SIG_UNBLOCK ? was & ~mask.bits : mask.bits | (how == SIG_BLOCK ? was : 0);
+        send_what_waited();
     }
     return result;
 }
@@ -107,20 +112,21 @@ HOSTRACE_EXPORT int sigaction(int signal, const struct sigaction* action, struct
     }
     std::atomic<std::uint64_t>& blocked = blocked_in_handlers[static_cast<std::size_t>(signal)];
     const std::uint64_t was = blocked.load(std::memory_order_relaxed);
-    const int result = next_sigaction(signal, action == nullptr ? nullptr : &ours, before);
+    struct sigaction told{};
+    const int result = next_sigaction(signal, action == nullptr ? nullptr : &ours, before == nullptr ? nullptr : &told);
     if (result == 0) {
-        Masked::tell(before == nullptr ? nullptr : &before->sa_mask, was);
         blocked.store(action == nullptr ? was : bits, std::memory_order_relaxed);
+    }
+    if (result == 0 && before != nullptr) {
+        Masked::tell(&told.sa_mask, was);
+        *before = told;
     }
     return result;
 }
-
-HOSTRACE_EXPORT sighandler_t signal(int number, sighandler_t handler) noexcept {
-    struct sigaction action{};
-    struct sigaction before{};
-    action.sa_handler = handler;
-    action.sa_flags = SA_RESTART;
-    return sigaction(number, &action, &before) == 0 ? before.sa_handler : SIG_ERR;
+HOSTRACE_EXPORT int other_sigaction(int signal, const struct sigaction* action,
+                                    struct sigaction* before) __asm__("__sigaction");
+int other_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
+    return sigaction(signal, action, before);
 }
 
 HOSTRACE_EXPORT int pthread_sigmask(int how, const sigset_t* set, sigset_t* before) noexcept {

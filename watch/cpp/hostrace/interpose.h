@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <cerrno>
 
 #include <atomic>
 
@@ -12,6 +13,12 @@ namespace hostrace {
 // Whether the program calls ours. The driver loads the library wherever it is named; only a preload puts it in front.
 bool in_front();
 
+// In the place of a function that this C library does not have: programs look for such at run time, and find ours.
+inline long missing() {
+    errno = ENOSYS;
+    return -1;
+}
+
 // The next definition of a function, looked up at its first call.
 template <typename F>
 class Next {
@@ -19,12 +26,16 @@ class Next {
     constexpr explicit Next(const char* name) : name_(name) {}
     template <typename... Args>
     auto operator()(Args... args) {
+        return reinterpret_cast<F*>(find())(args...);
+    }
+    void* find() {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {
             found = dlsym(RTLD_NEXT, name_);
+            found = found == nullptr ? reinterpret_cast<void*>(missing) : found;
             found_.store(found, std::memory_order_relaxed);
         }
-        return reinterpret_cast<F*>(found)(args...);
+        return found;
     }
 
   private:

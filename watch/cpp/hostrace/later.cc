@@ -29,7 +29,8 @@ constexpr std::uint32_t kWithoutMap = 1U << 14U;
 void stop() {
     const ErrnoKept of_the_program;
     stop_protecting(
-        "the program lets others read and write pinned memory at any time (io_uring, aio): no page is protected, and "
+        "the program lets others read and write pinned memory at any time (io_uring, aio, a file's buffer): no page is "
+        "protected, and "
         "only changes of what copies read are seen");
 }
 

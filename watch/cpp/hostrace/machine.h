@@ -2,6 +2,7 @@
 // the processor's trap flag; aarch64 has none that a program may set.
 #pragma once
 
+#include <linux/audit.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 
@@ -11,9 +12,13 @@
 
 namespace hostrace::machine {
 
+// Older headers have no name for it: PR_SET_SYSCALL_USER_DISPATCH of prctl.
+inline constexpr int kDispatch = 59;
+
 #if defined(__x86_64__)
 
 inline constexpr bool kSteps = true;
+inline constexpr std::uint32_t kAudit = AUDIT_ARCH_X86_64;
 inline constexpr greg_t kTrapFlag = 0x100;
 inline constexpr greg_t kWriteFault = 2;
 
@@ -44,6 +49,7 @@ inline void make_call_again(ucontext_t& context, int number) {
 #elif defined(__aarch64__)
 
 inline constexpr bool kSteps = false;
+inline constexpr std::uint32_t kAudit = AUDIT_ARCH_AARCH64;
 inline constexpr bool kTellsCalls = false;
 inline constexpr std::array<int, 0> kCallsWithTheirPlace{};
 inline std::array<long, 6> call_arguments(const ucontext_t&) { return {}; }

@@ -78,6 +78,19 @@ class Ranges {
         return false;
     }
 
+    // Whether any of it is pinned, perhaps where nobody can say so now: this may be asked in a signal handler.
+    bool meet(Span span) const {
+        if (!near(span.begin, span.end - span.begin)) {
+            return false;
+        }
+        const std::shared_lock held(mutex_, std::try_to_lock);
+        if (!held) {
+            return true;
+        }
+        const auto behind = after(span.end - 1);
+        return behind != sorted_.begin() && span.begin < std::prev(behind)->end;
+    }
+
   private:
     // The driver gives device memory and host memory out in pieces of this size.
     static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;

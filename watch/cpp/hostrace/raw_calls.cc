@@ -10,8 +10,10 @@
 #include <unistd.h>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <span>
 
@@ -20,6 +22,8 @@
 #include "hostrace/interpose.h"
 #include "hostrace/later.h"
 #include "hostrace/machine.h"
+#include "hostrace/memory_calls.h"
+#include "hostrace/sandbox.h"
 #include "hostrace/settled.h"
 #include "hostrace/thread.h"
 
@@ -28,15 +32,17 @@ namespace {
 
 HOSTRACE_NEXT(syscall);
 
-// Older headers have no names for them.
-constexpr int kDispatch = 59;   // of prctl: PR_SET_SYSCALL_USER_DISPATCH
-constexpr int kByDispatch = 2;  // SYS_USER_DISPATCH, why SIGSYS came
+using machine::kDispatch;
+constexpr int kByDispatch = 2;  // SYS_USER_DISPATCH, why SIGSYS came: older headers have no name for it
 
 constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER
 
 // The code of the C library, whose own calls go through.
 Span libc_code{0, 0};
 bool asked = false;
+// What the kernel looks at for each call: one word for all threads, so that all can be given up at once.
+constexpr char kHandsOver = 1, kLetsThrough = 0;
+std::atomic<char> hands_over{kHandsOver};
 
 struct Call {
     long number;
@@ -49,6 +55,8 @@ long to_kernel(const Call& call) {
 }
 
 long to_kernel_again(const Call& call) {
+    const auto& [a, b, c, d, e, f] = call.arguments;
+    const Opened opened(a, b, c, d, e, f);
     return again([&] { return to_kernel(call); }, by_errno);
 }
 
@@ -82,6 +90,7 @@ constexpr std::array kTouches{
 };
 
 long settled(const Touches& touches, const Call& call) {
+    std::array<std::uintptr_t, 2> beside{};
     auto* const memory = reinterpret_cast<void*>(call.arguments[touches.memory]);
     const long size = call.arguments[touches.memory + 1];
     const iovec whole{memory, static_cast<std::size_t>(size)};
@@ -94,7 +103,12 @@ long settled(const Touches& touches, const Call& call) {
         const auto* all = static_cast<const msghdr*>(memory);
         its = all == nullptr ? nullptr : all->msg_iov;
         count = all == nullptr ? 0 : static_cast<ssize_t>(all->msg_iovlen);
+        if (all != nullptr) {
+            beside = {reinterpret_cast<std::uintptr_t>(all->msg_name),
+                      reinterpret_cast<std::uintptr_t>(all->msg_control)};
+        }
     }
+    const Opened opened(beside[0], beside[1]);
     const Settled open(touches.name, touches.access, its, count);
     return to_kernel_again(call);
 }
@@ -113,20 +127,12 @@ long change_mask(const Call& call, ucontext_t& context) {
     return result;
 }
 
-// As the kernel keeps it.
-struct Action {
-    void* handler;
-    unsigned long flags;
-    void* restorer;
-    std::uint64_t mask;
-};
-
 long change_handler(const Call& call) {
     const int signal = static_cast<int>(call.arguments[0]);
-    const auto* wanted = reinterpret_cast<const Action*>(call.arguments[1]);
-    auto* before = reinterpret_cast<Action*>(call.arguments[2]);
+    const auto* wanted = reinterpret_cast<const KernelAction*>(call.arguments[1]);
+    auto* before = reinterpret_cast<KernelAction*>(call.arguments[2]);
     if (!is_ours(signal)) {
-        Action changed{};
+        KernelAction changed{};
         Call other = call;
         if (wanted != nullptr) {
             changed = *wanted;
@@ -177,6 +183,14 @@ long made_for(const Call& call, ucontext_t& context) {
     return to_kernel_again(call);
 }
 
+bool closed_in(long number, const std::array<long, 6>& arguments) {
+    const bool closes = closes_in(number, arguments);
+    if (has_its_own_dispatch()) {
+        self().tells_raw_calls = false;
+    }
+    return closes;
+}
+
 // Other signals are not blocked meanwhile: a call may wait for long, and one of their handlers may make another call.
 void on_raw_call(int signal, siginfo_t* info, void* raw) {
     if (info->si_code != kByDispatch) {
@@ -186,13 +200,15 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
     const ErrnoKept of_the_program;
     auto& context = *static_cast<ucontext_t*>(raw);
     const Call call{info->si_syscall, machine::call_arguments(context)};
-    if (info->si_arch != AUDIT_ARCH_X86_64 || needs_the_callers_place(call.number)) {
+    if (info->si_arch != AUDIT_ARCH_X86_64 || needs_the_callers_place(call.number) ||
+        closed_in(call.number, call.arguments)) {
         // The thread is asked again at its next call of the C library that comes to us.
         next_syscall(SYS_prctl, kDispatch, 0, 0, 0, 0);
         self().tells_raw_calls = false;
         machine::make_call_again(context, info->si_syscall);
     } else {
         before_call(call.number, call.arguments);
+        const MemoryCall memory(call.number, call.arguments);
         const long result = made_for(call, context);
         after_call(call.number, call.arguments, result);
         machine::answer_call(context, result == -1 ? -errno : result);
@@ -242,7 +258,7 @@ void ask_for_raw_calls() {
     struct sigaction action{};
     action.sa_flags = SA_SIGINFO;
     action.sa_sigaction = on_raw_call;
-    Action kernels{};
+    KernelAction kernels{};
     if (!take_signal(SIGSYS, action) ||
         next_syscall(SYS_rt_sigaction, SIGSYS, nullptr, &kernels, sizeof kernels.mask) != 0) {
         return;
@@ -250,11 +266,18 @@ void ask_for_raw_calls() {
     // Past those who stand between the kernel and handlers, as ThreadSanitizer does: they make such calls in there. What
     // the handler returns by is the C library's own, so that it is not handed over, too.
     kernels.handler = reinterpret_cast<void*>(on_raw_call);
-    kernels.flags = (kernels.flags & kRestorer) | SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    kernels.flags = (kernels.flags & (kRestorer | SA_RESTART)) | SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     kernels.mask = 0;
     const auto returns = reinterpret_cast<std::uintptr_t>(kernels.restorer);
     asked = returns >= libc_code.begin && returns < libc_code.end &&
             next_syscall(SYS_rt_sigaction, SIGSYS, &kernels, nullptr, sizeof kernels.mask) == 0;
+}
+
+void let_raw_calls_through() {
+    constexpr timespec kOnTheirWay{0, 20'000'000};
+    asked = false;
+    hands_over.store(kLetsThrough, std::memory_order_seq_cst);
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &kOnTheirWay, nullptr);
 }
 
 void ask_for_raw_calls_of_this_thread() {
@@ -262,7 +285,7 @@ void ask_for_raw_calls_of_this_thread() {
     if (asked && !thread.tells_raw_calls) {
         const ErrnoKept of_the_program;
         thread.tells_raw_calls = true;
-        next_syscall(SYS_prctl, kDispatch, 1, libc_code.begin, libc_code.end - libc_code.begin, 0);
+        next_syscall(SYS_prctl, kDispatch, 1, libc_code.begin, libc_code.end - libc_code.begin, &hands_over);
     }
 }
 
@@ -270,10 +293,25 @@ void ask_for_raw_calls_of_this_thread() {
 
 using namespace hostrace;
 
+// The program's own calls are handed to nobody, as far as it knows.
+HOSTRACE_EXPORT int given_prctl(int option, long b, long c, long d, long e) __asm__("prctl");
+int given_prctl(int option, long b, long c, long d, long e) {
+    static constinit Next<int(int, long, long, long, long)> next("prctl");
+    closed_in(SYS_prctl, {option, b, c, d, e, 0});
+    const Opened opened(b, c, d, e);
+    const int result = again([&] { return next(option, b, c, d, e); }, by_errno);
+    if (option == kDispatch && b == 0 && result == 0) {
+        self().tells_raw_calls = false;
+    }
+    return result;
+}
+
 HOSTRACE_EXPORT long given_syscall(long number, long a, long b, long c, long d, long e, long f) __asm__("syscall");
 long given_syscall(long number, long a, long b, long c, long d, long e, long f) {
     const Call call{number, {a, b, c, d, e, f}};
+    closed_in(number, call.arguments);
     before_call(number, call.arguments);
+    const MemoryCall memory(number, call.arguments);
     const long result = to_kernel_again(call);
     after_call(number, call.arguments, result);
     return result;

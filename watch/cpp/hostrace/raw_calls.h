@@ -13,5 +13,7 @@ bool has_code_of_go();
 void ask_for_raw_calls();
 // Each thread has to ask for its own.
 void ask_for_raw_calls_of_this_thread();
+// None is handed over any longer, in any thread. Those that are on their way have arrived when this returns.
+void let_raw_calls_through();
 
 }  // namespace hostrace

@@ -65,6 +65,47 @@ class Settled {
     std::size_t count_ = 0;
 };
 
+// What a call is given by address, whatever it is, and of which size: the pages from there on stay open until it returns.
+// A call that fails with EFAULT may have taken something by then: a message, a connection, the end of a child.
+class Opened {
+  public:
+    template <typename... Arguments>
+    explicit Opened(Arguments... arguments) {
+        Watcher* watch = watcher();
+        if (watch == nullptr) {
+            return;
+        }
+        const std::array<std::uintptr_t, sizeof...(arguments)> addresses{std::uintptr_t(arguments)...};
+        for (const std::uintptr_t each : addresses) {
+            if (watch->ranges.near(each)) {
+                open(*watch, each);
+            }
+        }
+    }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+    ~Opened() {
+        Watcher* watch = count_ == 0 ? nullptr : watcher();
+        const ErrnoKept of_the_call;
+        while (count_ != 0 && watch != nullptr) {
+            watch->guard.close(openings_[--count_]);
+        }
+    }
+
+  private:
+    static constexpr std::size_t kBytes = std::size_t{64} << 10U;
+
+    void open(Watcher& watch, std::uintptr_t begin) {
+        const ErrnoKept before_the_call;
+        if (count_ < openings_.size() && !watch.guard.locked_by_me() && watch.ranges.meet({begin, begin + 1})) {
+            openings_[count_++] = watch.guard.open_for_now(pages_around({begin, begin + kBytes}));
+        }
+    }
+
+    std::array<Opening, 7> openings_{};
+    std::size_t count_ = 0;
+};
+
 // The call again, with every page open, where `refused` says that it failed with EFAULT.
 template <typename Call, typename Refused>
 auto again(Call call, Refused refused) {

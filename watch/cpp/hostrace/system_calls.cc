@@ -22,12 +22,23 @@
 
 using namespace hostrace;
 
+namespace {
+
+msghdr of(const msghdr* message) { return message == nullptr ? msghdr{} : *message; }
+
+}  // namespace
+
 // The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how. Ours have
 // names of their own in C++: the C library's headers declare each in a way of its own, and some not at all.
-#define HOSTRACE_SETTLED(result, name, parameters, arguments, access, ...)                                           \
+// `others` are addresses besides them.
+#define HOSTRACE_LIST(...) __VA_ARGS__
+#define HOSTRACE_SETTLED(result, name, parameters, arguments, access, ...) \
+    HOSTRACE_SETTLED_BESIDE((), result, name, parameters, arguments, access, __VA_ARGS__)
+#define HOSTRACE_SETTLED_BESIDE(others, result, name, parameters, arguments, access, ...)                            \
     HOSTRACE_EXPORT result settled_##name parameters __asm__(#name);                                                 \
     result settled_##name parameters {                                                                               \
         static constinit Next<result parameters> next(#name);                                                        \
+        [[maybe_unused]] const Opened opened{HOSTRACE_LIST others};                                                  \
         const Settled settled(#name, Access::access, __VA_ARGS__);                                                   \
         return again([&] { return next arguments; }, [](auto given) { return by_errno(static_cast<long>(given)); }); \
     }
@@ -47,12 +58,13 @@ HOSTRACE_SETTLED(ssize_t, preadv64v2, (int file, const iovec* parts, int count, 
                  (file, parts, count, at, flags), write, parts, count)
 HOSTRACE_SETTLED(ssize_t, recv, (int socket, void* to, size_t bytes, int flags), (socket, to, bytes, flags), write, to,
                  bytes)
-HOSTRACE_SETTLED(ssize_t, recvfrom,
-                 (int socket, void* to, size_t bytes, int flags, sockaddr* address, socklen_t* length),
-                 (socket, to, bytes, flags, address, length), write, to, bytes)
-HOSTRACE_SETTLED(ssize_t, recvmsg, (int socket, msghdr* message, int flags), (socket, message, flags), write,
-                 message == nullptr ? nullptr : message->msg_iov,
-                 message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
+HOSTRACE_SETTLED_BESIDE((address, length), ssize_t, recvfrom,
+                        (int socket, void* to, size_t bytes, int flags, sockaddr* address, socklen_t* length),
+                        (socket, to, bytes, flags, address, length), write, to, bytes)
+HOSTRACE_SETTLED_BESIDE((message, of(message).msg_name, of(message).msg_control), ssize_t, recvmsg,
+                        (int socket, msghdr* message, int flags), (socket, message, flags), write,
+                        message == nullptr ? nullptr : message->msg_iov,
+                        message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
 HOSTRACE_SETTLED(size_t, fread, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file), write, to,
                  (size * count))
 HOSTRACE_SETTLED(ssize_t, getrandom, (void* to, size_t bytes, unsigned flags), (to, bytes, flags), write, to, bytes)
@@ -67,9 +79,10 @@ HOSTRACE_SETTLED(ssize_t, send, (int socket, const void* from, size_t bytes, int
 HOSTRACE_SETTLED(ssize_t, sendto,
                  (int socket, const void* from, size_t bytes, int flags, const sockaddr* address, socklen_t length),
                  (socket, from, bytes, flags, address, length), read, from, bytes)
-HOSTRACE_SETTLED(ssize_t, sendmsg, (int socket, const msghdr* message, int flags), (socket, message, flags), read,
-                 message == nullptr ? nullptr : message->msg_iov,
-                 message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
+HOSTRACE_SETTLED_BESIDE((message, of(message).msg_name, of(message).msg_control), ssize_t, sendmsg,
+                        (int socket, const msghdr* message, int flags), (socket, message, flags), read,
+                        message == nullptr ? nullptr : message->msg_iov,
+                        message == nullptr ? 0 : static_cast<ssize_t>(message->msg_iovlen))
 HOSTRACE_SETTLED(size_t, fwrite, (const void* from, size_t size, size_t count, FILE* file), (from, size, count, file),
                  read, from, (size * count))
 HOSTRACE_SETTLED(size_t, fread_unlocked, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file),
@@ -94,9 +107,10 @@ HOSTRACE_SETTLED(ssize_t, __pread64_chk, (int file, void* to, size_t bytes, off6
                  (file, to, bytes, at, room), write, to, bytes)
 HOSTRACE_SETTLED(ssize_t, __recv_chk, (int socket, void* to, size_t bytes, size_t room, int flags),
                  (socket, to, bytes, room, flags), write, to, bytes)
-HOSTRACE_SETTLED(ssize_t, __recvfrom_chk,
-                 (int socket, void* to, size_t bytes, size_t room, int flags, sockaddr* address, socklen_t* length),
-                 (socket, to, bytes, room, flags, address, length), write, to, bytes)
+HOSTRACE_SETTLED_BESIDE((address, length), ssize_t, __recvfrom_chk,
+                        (int socket, void* to, size_t bytes, size_t room, int flags, sockaddr* address,
+                         socklen_t* length),
+                        (socket, to, bytes, room, flags, address, length), write, to, bytes)
 HOSTRACE_SETTLED(size_t, __fread_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
                  (to, room, size, count, file), write, to, (size * count))
 HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t size, size_t count, FILE* file),
@@ -107,6 +121,7 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
     HOSTRACE_EXPORT long again_##name(long a, long b, long c, long d, long e, long f, long g) __asm__(#name); \
     long again_##name(long a, long b, long c, long d, long e, long f, long g) {                               \
         static constinit Next<long(long, long, long, long, long, long, long)> next(#name);                    \
+        const Opened opened(a, b, c, d, e, f, g);                                                             \
         return again([&] { return next(a, b, c, d, e, f, g); }, refused);                                     \
     }
 #define AGAIN(name) HOSTRACE_AGAIN(name, by_errno)
@@ -140,18 +155,48 @@ HOSTRACE_LATER(aio_write64)
 HOSTRACE_LIST_LATER(lio_listio)
 HOSTRACE_LIST_LATER(lio_listio64)
 
-// The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
-HOSTRACE_EXPORT int masked_sigsuspend(const sigset_t* mask) __asm__("sigsuspend");
-int masked_sigsuspend(const sigset_t* mask) {
-    static constinit Next<int(const sigset_t*)> next("sigsuspend");
-    const Masked masked(mask);
-    return again([&] { return next(masked.given); }, by_errno);
+// The C library reads and writes files past us, from and into what it is given here.
+HOSTRACE_EXPORT int buffered_setvbuf(FILE* file, char* buffer, int mode, size_t bytes) __asm__("setvbuf");
+int buffered_setvbuf(FILE* file, char* buffer, int mode, size_t bytes) {
+    static constinit Next<int(FILE*, char*, int, size_t)> next("setvbuf");
+    touched_later(buffer, bytes);
+    return next(file, buffer, mode, bytes);
 }
+HOSTRACE_EXPORT void buffered_setbuffer(FILE* file, char* buffer, size_t bytes) __asm__("setbuffer");
+void buffered_setbuffer(FILE* file, char* buffer, size_t bytes) {
+    static constinit Next<void(FILE*, char*, size_t)> next("setbuffer");
+    touched_later(buffer, bytes);
+    next(file, buffer, bytes);
+}
+HOSTRACE_EXPORT void buffered_setbuf(FILE* file, char* buffer) __asm__("setbuf");
+void buffered_setbuf(FILE* file, char* buffer) {
+    static constinit Next<void(FILE*, char*)> next("setbuf");
+    touched_later(buffer, BUFSIZ);
+    next(file, buffer);
+}
+
+// It ends the program where the kernel refuses.
+HOSTRACE_EXPORT void settled_arc4random_buf(void* to, size_t bytes) __asm__("arc4random_buf");
+void settled_arc4random_buf(void* to, size_t bytes) {
+    static constinit Next<void(void*, size_t)> next("arc4random_buf");
+    const Settled settled("arc4random_buf", Access::write, to, bytes);
+    if (next.find() == reinterpret_cast<void*>(missing)) {
+        for (std::size_t at = 0; at < bytes;) {
+            const ssize_t got = getrandom(static_cast<char*>(to) + at, bytes - at, 0);
+            at += got > 0 ? static_cast<std::size_t>(got) : 0;
+        }
+        return;
+    }
+    next(to, bytes);
+}
+
+// The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
 HOSTRACE_EXPORT int masked_ppoll(pollfd* files, nfds_t count, const timespec* time,
                                  const sigset_t* mask) __asm__("ppoll");
 int masked_ppoll(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask) {
     static constinit Next<int(pollfd*, nfds_t, const timespec*, const sigset_t*)> next("ppoll");
     const Masked masked(mask);
+    const Opened opened(files, time);
     return again([&] { return next(files, count, time, masked.given); }, by_errno);
 }
 HOSTRACE_EXPORT int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time,
@@ -159,12 +204,30 @@ HOSTRACE_EXPORT int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_se
 int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time, const sigset_t* mask) {
     static constinit Next<int(int, fd_set*, fd_set*, fd_set*, const timespec*, const sigset_t*)> next("pselect");
     const Masked masked(mask);
+    const Opened opened(reads, writes, others, time);
     return again([&] { return next(end, reads, writes, others, time, masked.given); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_ppoll_chk(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask,
+                                     size_t room) __asm__("__ppoll_chk");
+int masked_ppoll_chk(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask, size_t room) {
+    static constinit Next<int(pollfd*, nfds_t, const timespec*, const sigset_t*, size_t)> next("__ppoll_chk");
+    const Masked masked(mask);
+    const Opened opened(files, time);
+    return again([&] { return next(files, count, time, masked.given, room); }, by_errno);
+}
+HOSTRACE_EXPORT int masked_epoll_pwait2(int set, epoll_event* events, int count, const timespec* time,
+                                        const sigset_t* mask) __asm__("epoll_pwait2");
+int masked_epoll_pwait2(int set, epoll_event* events, int count, const timespec* time, const sigset_t* mask) {
+    static constinit Next<int(int, epoll_event*, int, const timespec*, const sigset_t*)> next("epoll_pwait2");
+    const Masked masked(mask);
+    const Opened opened(events, time);
+    return again([&] { return next(set, events, count, time, masked.given); }, by_errno);
 }
 HOSTRACE_EXPORT int masked_epoll_pwait(int set, epoll_event* events, int count, int ms,
                                        const sigset_t* mask) __asm__("epoll_pwait");
 int masked_epoll_pwait(int set, epoll_event* events, int count, int ms, const sigset_t* mask) {
     static constinit Next<int(int, epoll_event*, int, int, const sigset_t*)> next("epoll_pwait");
     const Masked masked(mask);
+    const Opened opened(events);
     return again([&] { return next(set, events, count, ms, masked.given); }, by_errno);
 }

@@ -23,7 +23,9 @@ struct Thread {
     int parent = 0;                 // the thread that started this one, where that was seen
     void* parent_python = nullptr;  // and its Python state, null where it had none
     std::uint64_t blocked = 0;      // the program's: it blocked these of our signals, which stay open
+    std::uint64_t waiting = 0;      // of those, what was sent meanwhile
     bool tells_raw_calls = false;   // it asked for them (raw_calls.h)
+    bool open_in_handler = false;   // every page, as long as a handler of the program runs
     bool inside = false;            // in a callback of ours: calls of the driver are our own
     // Pages that are open for the instruction which is being stepped over.
     std::array<Span, 8> stepping{};

@@ -59,6 +59,13 @@ void stop_protecting(const char* why) {
     }
 }
 
+void stop_watching(const char* why) {
+    stop_protecting(why);
+    if (Watcher* watch = watcher()) {
+        watch->guard.end();
+    }
+}
+
 Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, bool order, bool gates, Pages& pages)
     : hold_ns(hold_limit_ns),
       by_order(order),

@@ -6,6 +6,7 @@
 
 #include "hostrace/digests.h"
 #include "hostrace/guard.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/ranges.h"
 #include "hostrace/report.h"
 #include "hostrace/stacks.h"
@@ -23,6 +24,7 @@ struct Watcher {
     const bool gates_are_busy;
     Counts& counts;
     Ranges ranges;
+    LeftAlone left_alone;
     Guard guard;
     Stacks stacks;
     Report report;
@@ -46,6 +48,8 @@ void set_watcher(Watcher* started);
 // From now on no page is protected: the kernel touches memory for the program past us, and would fail there. What copies
 // read is compared instead. May be called before there is a watcher; the first reason is kept, and noted in the report.
 void stop_protecting(const char* why);
+// The same, and nothing is watched at all, where that is not possible any longer.
+void stop_watching(const char* why);
 // Null while pages are protected.
 const char* why_nothing_is_protected();
 

@@ -1,0 +1,71 @@
+// The program's own calls about its memory. Where it protects, unmaps or moves pinned memory, it gets what it asked for:
+// our protection goes first, and none comes back there. Where the kernel has to reach the pages (mlock, madvise), they are
+// open meanwhile.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+
+#include "hostrace/guard.h"
+#include "hostrace/owned_lock.h"
+
+namespace hostrace {
+
+// Pinned memory that the program protects itself.
+class LeftAlone {
+  public:
+    // False where there is no room for it.
+    bool add(Span span) {
+        const bool mine = !lock_.lock_unless_mine();
+        const std::size_t end = end_.load(std::memory_order_relaxed);
+        const bool room = end < spans_.size();
+        if (room) {
+            spans_[end] = span;
+            end_.store(end + 1, std::memory_order_relaxed);
+        }
+        if (!mine) {
+            lock_.unlock();
+        }
+        return room;
+    }
+    // It may be read and written again, or is no longer pinned.
+    void remove(Span span) {
+        if (end_.load(std::memory_order_relaxed) != 0 && lock_.lock_unless_mine()) {
+            const auto* const last =
+                std::remove_if(spans_.begin(), spans_.begin() + end_.load(std::memory_order_relaxed),
+                               [&](const Span& each) { return span.begin <= each.begin && each.end <= span.end; });
+            end_.store(static_cast<std::size_t>(last - spans_.data()), std::memory_order_relaxed);
+            lock_.unlock();
+        }
+    }
+    bool meets(Span span) {
+        if (end_.load(std::memory_order_relaxed) == 0 || !lock_.lock_unless_mine()) {
+            return end_.load(std::memory_order_relaxed) != 0;
+        }
+        const bool any = std::any_of(spans_.begin(), spans_.begin() + end_.load(std::memory_order_relaxed),
+                                     [&](const Span& each) { return each.meets(span); });
+        lock_.unlock();
+        return any;
+    }
+
+  private:
+    OwnedLock lock_;
+    std::array<Span, 64> spans_{};
+    std::atomic<std::size_t> end_{0};
+};
+
+// Around a call into the kernel, by its number; other calls cost nothing.
+class MemoryCall {
+  public:
+    MemoryCall(long number, const std::array<long, 6>& arguments);
+    MemoryCall(const MemoryCall&) = delete;
+    MemoryCall& operator=(const MemoryCall&) = delete;
+    ~MemoryCall();
+
+  private:
+    Opening opening_;
+};
+
+}  // namespace hostrace

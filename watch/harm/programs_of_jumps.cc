@@ -1,0 +1,196 @@
+// Programs that leave handlers by jumps, and change contexts with masks of their own.
+#include <setjmp.h>
+#include <ucontext.h>
+#include <csignal>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "signals.h"
+
+namespace harm {
+namespace {
+
+// Each time the handler leaves in one of these ways, and a page of ours is touched afterwards.
+PROGRAM(jumps_out_of_a_handler) {
+    static sigjmp_buf with_mask;
+    static sigjmp_buf without;
+    static jmp_buf plain;
+    static ucontext_t context;
+    static int way = 0;
+    Pinned pinned;
+    struct sigaction action{};
+    action.sa_handler = [](int) {
+        switch (way) {
+            case 0:
+                siglongjmp(with_mask, 1);
+            case 1:
+                siglongjmp(without, 1);
+            case 2:
+                longjmp(plain, 1);
+            case 3:
+                _longjmp(plain, 1);
+            default:
+                setcontext(&context);
+        }
+    };
+    sigaddset(&action.sa_mask, SIGTRAP);
+    sigaction(SIGSEGV, &action, nullptr);
+    for (static int round = 0; round < 10; ++round) {
+        way = round / 2;
+        static volatile bool left;
+        left = false;
+        const int where = sigsetjmp(with_mask, 1) + sigsetjmp(without, 0) + setjmp(plain);
+        getcontext(&context);
+        if (where == 0 && !left) {
+            left = true;
+            fault();
+        }
+        std::printf("way %d\n", way);
+        say_mask("left");
+        touch(pinned);
+        sigsetmask(0);
+        touch(pinned);
+    }
+    return 0;
+}
+PROGRAM(handler_that_throws) {
+    Pinned pinned;
+    for (const int flags : {SA_NODEFER, 0, SA_NODEFER}) {
+        struct sigaction action{};
+        action.sa_handler = [](int) { throw 7; };
+        action.sa_flags = flags;
+        sigaction(SIGSEGV, &action, nullptr);
+        try {
+            fault();
+        } catch (int what) {
+            std::printf("caught %d\n", what);
+        }
+        say_mask("behind it");
+        touch(pinned);
+    }
+    return 0;  // the last one ends the program: the one before left the signal blocked
+}
+PROGRAM(jumps_that_restore_masks) {
+    static sigjmp_buf back;
+    Pinned pinned;
+    for (static int round = 0; round < 2; ++round) {
+        (round == 0 ? sighold : sigrelse)(SIGSEGV);
+        if (sigsetjmp(back, 1) == 0) {
+            (round == 0 ? sigrelse : sighold)(SIGSEGV);
+            say_mask("before");
+            touch(pinned);
+            siglongjmp(back, 1);
+        }
+        say_mask("restored");
+        touch(pinned);
+    }
+    signal(SIGSEGV, mend);
+    fault();
+    std::printf("handled %d\n", handled);
+    return 0;
+}
+
+struct Coroutine {
+    explicit Coroutine(std::function<void()> does) : run(std::move(does)) {
+        current = this;
+        getcontext(&context);
+        context.uc_stack = {stack.data(), 0, stack.size()};
+        context.uc_link = &caller;
+    }
+    void make() {
+        makecontext(&context, [] { current->run(); }, 0);
+    }
+    void enter() {
+        current = this;
+        swapcontext(&caller, &context);
+    }
+    void leave() { swapcontext(&context, &caller); }
+
+    static inline Coroutine* current = nullptr;
+    std::function<void()> run;
+    std::vector<char> stack = std::vector<char>(1 << 18);
+    ucontext_t context{}, caller{};
+};
+
+PROGRAM(contexts_that_block_signals) {
+    Pinned pinned;
+    Coroutine other([&] {
+        say_mask("entered");
+        touch(pinned);
+        other.leave();
+        say_mask("again");
+        touch(pinned);
+        sigsetmask(0);
+        touch(pinned);
+        other.leave();
+        say_mask("ends");
+    });
+    sigfillset(&other.context.uc_sigmask);
+    other.make();
+    say_mask("outside");
+    other.enter();
+    say_mask("outside");
+    touch(pinned);
+    sighold(SIGSEGV);
+    other.enter();
+    say_mask("outside");
+    touch(pinned);
+    sigrelse(SIGSEGV);
+    other.enter();
+    say_mask("outside");
+    signal(SIGSEGV, mend);
+    fault();
+    std::printf("handled %d\n", handled);
+    return 0;
+}
+// A server that blocks everything, whose coroutines block nothing.
+PROGRAM(contexts_that_unblock_signals) {
+    Pinned pinned;
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    signal(SIGSEGV, mend);
+    Coroutine other([&] {
+        for (int round = 0; round < 3; ++round) {
+            say_mask("entered");
+            touch(pinned);
+            fault();
+            other.leave();
+        }
+    });
+    sigemptyset(&other.context.uc_sigmask);
+    other.make();
+    for (int round = 0; round < 3; ++round) {
+        other.enter();
+        say_mask("outside");
+        touch(pinned);
+    }
+    std::printf("handled %d\n", handled);
+    fault();  // ends the program, which has the signal blocked
+    return 0;
+}
+PROGRAM(handler_that_changes_the_mask_behind_it) {
+    Pinned pinned;
+    struct sigaction action{};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = [](int number, siginfo_t*, void* raw) {
+        auto& mask = static_cast<ucontext_t*>(raw)->uc_sigmask;
+        handled == 0 ? sigaddset(&mask, SIGTRAP) : sigaddset(&mask, SIGSEGV);
+        mend(number);
+    };
+    sigaction(SIGSEGV, &action, nullptr);
+    for (int round = 0; round < 2; ++round) {
+        fault();
+        say_mask("behind it");
+        touch(pinned);
+    }
+    sigrelse(SIGSEGV);
+    fault();
+    std::printf("handled %d\n", handled);
+    return 0;
+}
+
+}  // namespace
+}  // namespace harm

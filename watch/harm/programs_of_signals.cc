@@ -1,0 +1,260 @@
+// Programs that set handlers and masks of the signals that hostrace needs, in each way that the C library has.
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <csignal>
+
+#include <thread>
+#include <vector>
+
+#include "signals.h"
+
+namespace harm {
+namespace {
+
+using Install = sighandler_t (*)(int, sighandler_t) noexcept;
+Install by_name(const char* name) { return reinterpret_cast<Install>(dlsym(RTLD_DEFAULT, name)); }
+
+PROGRAM(handlers_by_older_functions) {
+    Pinned pinned;
+    for (const char* name : {"signal", "bsd_signal", "ssignal", "sysv_signal", "__sysv_signal", "sigset"}) {
+        const Install install = by_name(name);
+        std::printf("%s\n", name);
+        for (const int signal : {SIGSEGV, SIGSYS, SIGTRAP, SIGUSR1}) {
+            std::printf("before: %s\n", name_of(install(signal, mend)));
+            say_action(signal);
+        }
+        fault();
+        touch(pinned);
+        raise(SIGUSR1);
+        raise(SIGSYS);
+        std::printf("handled %d\n", handled);
+        for (const int signal : {SIGSEGV, SIGSYS, SIGTRAP, SIGUSR1}) {
+            std::printf("after: %s\n", name_of(install(signal, SIG_IGN)));
+            std::printf("ignored: %s\n", name_of(install(signal, SIG_DFL)));
+        }
+        std::printf("wrong: %s\n", name_of(install(SIGKILL, mend)));
+        std::printf("wrong: %s\n", name_of(install(-1, mend)));
+        touch(pinned);
+    }
+    return 0;
+}
+PROGRAM(handlers_by_other_names_of_sigaction) {
+    Pinned pinned;
+    const auto set = reinterpret_cast<decltype(&sigaction)>(dlsym(RTLD_DEFAULT, "__sigaction"));
+    struct sigaction action{};
+    action.sa_handler = mend;
+    say("set", set(SIGSEGV, &action, nullptr));
+    fault();
+    touch(pinned);
+    say_action(SIGSEGV);
+    say("ignore", sigignore(SIGSYS));
+    say_action(SIGSYS);
+    say("ignore", sigignore(SIGSEGV));
+    say_action(SIGSEGV);
+    touch(pinned);
+    std::printf("handled %d\n", handled);
+    return 0;
+}
+PROGRAM(handlers_that_interrupt) {
+    static int seen = 0;
+    Pinned pinned;
+    const Pair pair(SOCK_STREAM);
+    for (const int number : {SIGUSR1, SIGSEGV}) {
+        for (const int interrupts : {1, 0}) {
+            say("siginterrupt", siginterrupt(number, interrupts));
+            signal(number, [](int) { ++seen; });
+            say_action(number);
+            touch(pinned);
+            std::atomic<int> thread{0};
+            const int before = seen;
+            std::thread waits([&] {
+                thread = static_cast<int>(syscall(SYS_gettid));
+                std::array<char, 4> data{};
+                say("read", read(pair.ends[0], data.data(), data.size()));
+            });
+            while (thread == 0) {
+                sched_yield();
+            }
+            until_blocked(thread, SYS_read);
+            pthread_kill(waits.native_handle(), number);
+            while (seen == before) {
+                sched_yield();
+            }
+            if (interrupts == 0) {
+                pair.wake();
+            }
+            waits.join();
+        }
+    }
+    return 0;
+}
+
+// A page of ours is touched while the program believes that it has blocked the signals.
+PROGRAM(masks_by_older_functions) {
+    Pinned pinned;
+    const int ours = sigmask(SIGSEGV) | sigmask(SIGTRAP) | sigmask(SIGSYS);
+    const auto touch_with = [&](const char* what, long result) {
+        say(what, result);
+        say_mask(what);
+        touch(pinned);
+    };
+    touch_with("sigblock", sigblock(ours));
+    touch_with("sigblock", sigblock(sigmask(SIGUSR1)));
+    touch_with("siggetmask", siggetmask());
+    touch_with("sigsetmask", sigsetmask(sigmask(SIGTRAP)));
+    touch_with("sigsetmask", sigsetmask(0));
+    for (const int signal : {SIGSEGV, SIGSYS, SIGTRAP, SIGUSR1}) {
+        touch_with("sighold", sighold(signal));
+        touch_with("sigset", sigset(signal, mend) == SIG_HOLD);
+        touch_with("sigset", sigset(signal, SIG_HOLD) == mend);
+        touch_with("sigset", sigset(signal, SIG_HOLD) == SIG_HOLD);
+        touch_with("sigrelse", sigrelse(signal));
+        sigset(signal, SIG_DFL);
+    }
+    return 0;
+}
+PROGRAM(sigpause_with_everything_else_blocked) {
+    static Pinned pinned;
+    signal(SIGUSR1, [](int) { ++pinned.page[3]; });
+    const auto pause_bsd = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "sigpause"));
+    const auto pause_of = reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_DEFAULT, "__sigpause"));
+    const auto pause_xpg = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "__xpg_sigpause"));
+    for (int way = 0; way < 4; ++way) {
+        sigsetmask(-1);
+        pthread_kill(pthread_self(), SIGUSR1);
+        const int most = ~sigmask(SIGUSR1);
+        const int result = way == 0   ? pause_bsd(most)
+                           : way == 1 ? pause_of(most, 0)
+                           : way == 2 ? pause_of(SIGUSR1, 1)
+                                      : pause_xpg(SIGUSR1);
+        say("sigpause", result);
+        std::printf("wrote %d\n", pinned.page[3]);
+        say_mask("after");
+    }
+    return 0;
+}
+
+// What somebody sends waits until the program takes it.
+PROGRAM(signals_that_are_sent_while_blocked) {
+    Pinned pinned;
+    sigset_t all;
+    sigset_t waiting;
+    sigfillset(&all);
+    for (const int number : {SIGSEGV, SIGTRAP, SIGSYS}) {
+        handled = 0;
+        signal(number, [](int) { ++handled; });
+        sighold(number);
+        raise(number);
+        raise(number);
+        touch(pinned);
+        sigpending(&waiting);
+        std::printf("waits %d handled %d\n", sigismember(&waiting, number), handled);
+        sigrelse(number);
+        std::printf("handled %d\n", handled);
+        pthread_sigmask(SIG_BLOCK, &all, nullptr);
+        raise(number);
+        sigset_t one;
+        sigemptyset(&one);
+        sigaddset(&one, number);
+        int got = 0;
+        say("sigwait", sigwait(&one, &got));
+        std::printf("got %d handled %d\n", got, handled);
+        pthread_sigmask(SIG_UNBLOCK, &all, nullptr);
+        std::printf("handled %d\n", handled);
+    }
+    return 0;
+}
+PROGRAM(fault_while_blocked) {
+    Pinned pinned;
+    signal(SIGSEGV, mend);
+    sighold(SIGSEGV);
+    touch(pinned);
+    std::printf("blocked\n");
+    fault();  // ends the program: the handler is not called
+    std::printf("mended\n");
+    return 0;
+}
+
+// A handler of the program's own fault reads and writes pinned memory beside what the device uses.
+PROGRAM(handler_that_touches_pinned_memory) {
+    static Pinned pinned;
+    struct sigaction action{};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = [](int number, siginfo_t* info, void* raw) {
+        const Pair pair(SOCK_STREAM);
+        pinned.page[7] = static_cast<char>(pinned.page[6] + 1);
+        pair.wake();
+        say("read", read(pair.ends[0], pinned.page + 8, 4));
+        say_mask("in the handler");
+        std::printf("before it: %d\n", sigismember(&static_cast<ucontext_t*>(raw)->uc_sigmask, SIGTRAP));
+        std::printf("own page %d\n", info->si_addr == own_page);
+        mend(number);
+    };
+    sigset_t some;
+    sigemptyset(&some);
+    sigaddset(&some, SIGTRAP);
+    for (int round = 0; round < 2; ++round) {
+        sigaction(SIGSEGV, &action, nullptr);
+        fault();
+        say_mask("after it");
+        pinned.page[9] = 1;
+        pthread_sigmask(SIG_BLOCK, &some, nullptr);
+        sigfillset(&action.sa_mask);
+    }
+    return 0;
+}
+// On a stack that has room for one of them.
+PROGRAM(handler_on_a_small_stack_that_touches_pinned_memory) {
+    static Pinned pinned;
+    const long least = sysconf(_SC_MINSIGSTKSZ) + 2048;
+    std::vector<char> room(static_cast<std::size_t>(least) + 2 * kPage);
+    char* const begin = reinterpret_cast<char*>((address(room.data()) + 4095) & ~4095L);
+    mprotect(begin, kPage, PROT_NONE);
+    const stack_t stack{begin + kPage, 0, static_cast<std::size_t>(least)};
+    sigaltstack(&stack, nullptr);
+    struct sigaction action{};
+    action.sa_flags = SA_ONSTACK;
+    action.sa_handler = [](int number) {
+        pinned.page[7] = static_cast<char>(pinned.page[6] + 1);
+        mend(number);
+    };
+    sigaction(SIGSEGV, &action, nullptr);
+    for (int round = 0; round < 3; ++round) {
+        fault();
+        pinned.page[9] = 1;
+        std::printf("handled %d, %d\n", handled, pinned.page[7]);
+    }
+    return 0;
+}
+PROGRAM(fault_in_the_handler) {
+    Pinned pinned;
+    signal(SIGSEGV, [](int) {
+        static_cast<void>(!write(1, "handled\n", 8));
+        *reinterpret_cast<volatile int*>(8) = 1;
+    });
+    touch(pinned);
+    fault();
+    return 0;
+}
+PROGRAM(trap_without_a_handler) {
+    Pinned pinned;
+    touch(pinned);
+    trap();
+    std::printf("not reached\n");
+    return 0;
+}
+PROGRAM(handler_that_ends_by_its_own_signal) {
+    static Pinned pinned;
+    signal(SIGSEGV, [](int number) {
+        signal(number, SIG_DFL);
+        raise(number);
+        pinned.page[0] = 'x';
+        static_cast<void>(!write(1, "it waits\n", 9));
+    });
+    fault();
+    std::printf("not reached\n");
+    return 0;
+}
+
+}  // namespace
+}  // namespace harm
