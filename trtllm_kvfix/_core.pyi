@@ -1088,6 +1088,10 @@ class Device:
     def wait(self, event: int) -> None:
         """Blocks this thread until the stream is past the event."""
 
+    @property
+    def event_waits(self) -> int:
+        """How many of these waits have begun, in all threads."""
+
     def make_wait(self, stream: int, event: int) -> None:
         """
         Makes whatever is enqueued on the stream from now on wait for the event. Returns at once.

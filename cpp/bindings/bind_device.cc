@@ -143,6 +143,7 @@ void bind_streams(DeviceClass& c) {
         .def(
             "wait", [](Device& d, std::uintptr_t event) { d.wait({event}); }, Nogil(), "event"_a,
             "Blocks this thread until the stream is past the event.")
+        .def_prop_ro("event_waits", &Device::event_waits, "How many of these waits have begun, in all threads.")
         .def(
             "make_wait", [](Device& d, std::uintptr_t stream, std::uintptr_t event) { d.make_wait({stream}, {event}); },
             Nogil(), "stream"_a, "event"_a,

@@ -88,6 +88,8 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual void record(EventHandle event, StreamHandle stream) = 0;
     virtual bool done(EventHandle event) = 0;  // true when never recorded
     virtual void wait(EventHandle event) = 0;  // blocks this thread
+    // How many of these waits have begun, in all threads.
+    virtual std::uint64_t event_waits() const { return 0; }
     virtual void make_wait(StreamHandle stream, EventHandle event) = 0;
 
     // Pinned memory, zeroed. Whole pages are mapped and pinned, but the size is not rounded up further.

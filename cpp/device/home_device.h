@@ -6,6 +6,8 @@
 // belongs to the parent, and every other call throws a DeviceError.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "device/device.h"
@@ -29,7 +31,11 @@ class HomeDevice final : public Device {
     EventHandle create_event() override { return here().create_event(); }
     void record(EventHandle event, StreamHandle stream) override { here().record(event, stream); }
     bool done(EventHandle event) override { return here().done(event); }
-    void wait(EventHandle event) override { here().wait(event); }
+    void wait(EventHandle event) override {
+        ++event_waits_;
+        here().wait(event);
+    }
+    std::uint64_t event_waits() const override { return event_waits_; }
     void make_wait(StreamHandle stream, EventHandle event) override { here().make_wait(stream, event); }
     void* map_pinned(std::size_t bytes) override { return here().map_pinned(bytes); }
     void register_host(void* memory, std::size_t bytes) override { here().register_host(memory, bytes); }
@@ -61,6 +67,7 @@ class HomeDevice final : public Device {
     const HomeProcess home_;
     const std::string name_;  // a child shows it in errors
     std::unique_ptr<Device> device_;
+    std::atomic<std::uint64_t> event_waits_ = 0;
 };
 
 }  // namespace kvfix

@@ -62,6 +62,7 @@ def of_devices() -> Iterator[object]:
         native.PoolCopiesByTensor(lambda *_: copies),
         launch,
         native.DeviceTable(target, SIMULATED),
+        SIMULATED.block_digests(target.address, 64, 2, 1, places=3, key=0),
     )
     stager.close()
 

@@ -1,11 +1,11 @@
 """The engine's loop in a thread of its own: where a fix makes the host wait, one sees that it does."""
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from threading import Event
-from typing import Any, cast
 
 import numpy as np
 
@@ -13,22 +13,7 @@ from trtllm_kvfix.hazards.case import Arm, Comparison
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.staging import on_stream
 
-LIMIT_S = 60.0
-
-
-class _ReportingDevice:
-    """A device that reports when a thread is about to wait for an event."""
-
-    def __init__(self, device: Device, blocked: Event) -> None:
-        self._device = device
-        self._blocked = blocked
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def wait(self, event: int) -> None:
-        self._blocked.set()
-        self._device.wait(event)
+LIMIT_S, POLL_S = 60.0, 0.0005
 
 
 class LoopArm(Arm):
@@ -39,8 +24,7 @@ class LoopArm(Arm):
     def __init__(self, device: Device, seed: int, shape: tuple[int, ...]) -> None:
         super().__init__(device, seed)
         self.table, self.seen = device.pinned(shape, "uint32"), device.empty(shape, "uint32")
-        self._blocked = Event()  # the next step waits for the device, or is over
-        self._reporting = cast("Device", _ReportingDevice(device, self._blocked))
+        self._is_over = Event()  # the next step
         self._loop = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvfix-hazard-loop")
         self._next: Future[None] | None = None
 
@@ -55,11 +39,13 @@ class LoopArm(Arm):
         if not self.next_waits:
             self.write_next()
             return
-        self._blocked.clear()
+        self._is_over.clear()
+        waits, until = self.device.event_waits, time.monotonic() + LIMIT_S
         self._next = self._loop.submit(self._on_stream, self.write_next)
-        self._next.add_done_callback(lambda _: self._blocked.set())
-        if not self._blocked.wait(LIMIT_S):
-            raise TimeoutError(f"the next step neither ended nor waited for the device within {LIMIT_S:g} s")
+        self._next.add_done_callback(lambda _: self._is_over.set())
+        while not self._is_over.wait(POLL_S) and self.device.event_waits == waits:
+            if time.monotonic() > until:
+                raise TimeoutError(f"the next step neither ended nor waited for the device within {LIMIT_S:g} s")
 
     def waiting(self) -> bool:
         return not self.next_waits or (self._next is not None and not self._next.done())
@@ -85,8 +71,8 @@ class LoopArm(Arm):
         self._loop.submit(self._on_stream, work).result()
 
     def stream_is_current(self) -> AbstractContextManager[None]:
-        """What is enqueued inside, in whatever thread, is on the stream, and waits for it are seen."""
-        return on_stream(self._reporting, self.held)
+        """What is enqueued inside, in whatever thread, is on the stream."""
+        return on_stream(self.device, self.held)
 
     def _on_stream(self, work: Callable[[], None]) -> None:
         with self.stream_is_current():
