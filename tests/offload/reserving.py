@@ -117,7 +117,7 @@ class ReservingExecutor(Executor):
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         self.random = random.Random(1)
-        self.manager.worker.cache_manager = self
+        self.manager.worker.choosers.room.manager = self
         self.manager.before_dispatch = self._drop_one  # type: ignore[method-assign]
         self.tokens_per_block = TOKENS_PER_BLOCK
         self.came_to = dict.fromkeys(("all", "part", "nothing", "taken back", "computed instead", "ended"), 0)

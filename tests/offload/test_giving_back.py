@@ -1,12 +1,14 @@
 """Every wait has a bound, and the host pool is given back by whoever ends the connector, or forgets to."""
 
 import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from tests import fresh
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.transfers import StuckTransfer
@@ -32,6 +34,29 @@ def test_the_pool_goes_with_a_worker_that_upstream_forgets(make_bench: MakeBench
     bench.worker = bench.manager.worker = None
     gc.collect()
     assert counters.offload_pinned_bytes.value == 0
+
+
+SERVER_THAT_ENDS = """
+import gc, sys
+from weakref import ref
+from tests.offload.stand_in import offloading
+
+with offloading(sys.argv[1], 64, 64) as server:
+    server.run([server.request(1, [1, 2, 3, 4, 5, 6], 4)])
+    assert server.worker.cache_manager is server.manager
+    worker = ref(server.worker)
+del server
+gc.collect()
+print(worker() is None)
+"""
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "C"])
+def test_a_server_that_is_over_keeps_no_worker(variant: str) -> None:
+    """Upstream's cache manager has the connector in its C++, which the garbage collector cannot look into. In an
+    interpreter of its own, where no test keeps what a log line was made of."""
+    done = fresh.run([sys.executable, "-c", SERVER_THAT_ENDS, variant], cwd=fresh.ROOT)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_ending_it_twice_is_harmless(make_bench: MakeBench) -> None:

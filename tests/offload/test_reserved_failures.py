@@ -19,7 +19,7 @@ class Manager:
         self._prefix_load_requests = {request.request_id: request for request in requests}
         self._finished_load_terminations = ending
         self.freed: list[int] = []
-        self.worker.cache_manager = self
+        self.worker.choosers.room.manager = self
         self.kv_cache_map: dict[int, Any] = {}
         self.tokens_per_block = 4
 

@@ -116,7 +116,6 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         ranks = ranks_here(settings.agreement_timeout_s)
         is_alone = getattr(llm_args, "enable_attention_dp", False)  # it has requests and a scheduler of its own
         self._args = llm_args
-        self.cache_manager: Any = None
         self._copies: Any = None  # the stream that runs after upstream's own copies into blocks
         self.copies_unknown = False  # a fault of ours: loads that would follow these copies do not begin
         make_side: Callable[..., OffloadWorker] = OffloadWorker
@@ -135,6 +134,10 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         # If upstream does not: when it drops this object, or when the process ends.
         self._home = HomeProcess()
         self._end = weakref.finalize(self, give_back, self.side, id(llm_args), self._home)
+
+    @property
+    def cache_manager(self) -> Any:
+        return self.choosers.room.manager
 
     @property
     def requests_to_recompute(self) -> dict[int, int]:
@@ -162,7 +165,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
             patches.warn_where_nobody_gives_way(kv_cache_manager)
-            self.cache_manager = self.choosers.room.manager = kv_cache_manager
+            self.choosers.room.manager = kv_cache_manager
         self._copies = patches.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:

@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.living import Living
+from trtllm_kvfix.living import Living, weakly
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.ledger import Weights
@@ -463,14 +463,23 @@ class Room:
     it takes them from a request that has started and waits for no load, and that request begins again. So there is
     nothing to keep.
 
-    A `Room` is that of one cache manager, which upstream names later. The executor's thread alone uses it.
+    A `Room` is that of one cache manager, which upstream names later. The executor's thread alone uses it. It does not
+    keep the manager: that keeps the connector, through C++, where no garbage collector sees the way back.
     """
 
     def __init__(self, fuse_of_room: Fuse, voting: Voting) -> None:
-        self.manager: Any = None
+        self._manager: Callable[[], Any] = weakly(None)
         self._fuse = fuse_of_room
         self._voting = voting
         self._held_back: set[int] = set()
+
+    @property
+    def manager(self) -> Any:
+        return self._manager()
+
+    @manager.setter
+    def manager(self, manager: Any) -> None:
+        self._manager = weakly(manager)
 
     def shown(self, active: Sequence[Any]) -> Sequence[Any]:
         """Return the active requests that the scheduler may choose from. They are the same on every rank."""
