@@ -81,14 +81,14 @@ def _server() -> socket.socket:
 
 def _wait_for_jobs(client: socket.socket) -> dict[str, Any]:
     """Returns in the children alone, each with a job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    at_start = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a shell lets what it starts in the background ignore it
     while True:
         said, ends, _, _ = socket.recv_fds(client, JOB_BYTES_MAX, 2)
         if not said:
             sys.exit()
         child = os.fork()
         if child == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, at_start)
             client.close()
             for end, number in zip(ends, (1, 2), strict=True):
                 os.dup2(end, number)
