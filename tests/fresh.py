@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -142,6 +143,7 @@ if __name__ == "__main__":
     sys.path[:] = usual_path
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads of its own would be lost in a child
     for name in IMPORTED:
-        import_module(name)
+        with suppress(ImportError):  # where a program finds it by its own PYTHONPATH, it imports it for itself
+            import_module(name)
     gc.freeze()
     _begin(_wait_for_jobs(socket.socket(fileno=int(sys.argv[1]))), usual_path)

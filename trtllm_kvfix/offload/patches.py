@@ -468,14 +468,14 @@ class Room:
     """
 
     def __init__(self, fuse_of_room: Fuse, voting: Voting) -> None:
-        self._manager: Callable[[], Any] = weakly(None)
+        self._manager: Callable[[], Any] | None = None
         self._fuse = fuse_of_room
         self._voting = voting
         self._held_back: set[int] = set()
 
     @property
     def manager(self) -> Any:
-        return self._manager()
+        return None if self._manager is None else self._manager()
 
     @manager.setter
     def manager(self, manager: Any) -> None:
