@@ -107,8 +107,8 @@ void go_to(ucontext_t& context) {
 
 using namespace hostrace;
 
-#define HOSTRACE_JUMP(name, next)                                                      \
-    HOSTRACE_EXPORT [[noreturn]] void jump_##name(__jmp_buf_tag*, int) __asm__(#name); \
+#define HOSTRACE_JUMP(name, next)                                                                   \
+    HOSTRACE_EXPORT __attribute__((noreturn)) void jump_##name(__jmp_buf_tag*, int) __asm__(#name); \
     void jump_##name(__jmp_buf_tag* to, int value) { jump(next, to, value); }
 HOSTRACE_JUMP(longjmp, next_longjmp)
 HOSTRACE_JUMP(_longjmp, next_longjmp)
