@@ -37,7 +37,8 @@ def test_the_pool_goes_with_a_worker_that_upstream_forgets(make_bench: MakeBench
 
 
 SERVER_THAT_ENDS = """
-import gc, sys
+import gc, sys, threading
+from time import monotonic
 from weakref import ref
 from tests.offload.stand_in import offloading
 
@@ -46,7 +47,10 @@ with offloading(sys.argv[1], 64, 64) as server:
     assert server.worker.cache_manager is server.manager
     worker = ref(server.worker)
 del server
-gc.collect()
+until = monotonic() + 20  # threads that are about to end hold what they ran
+while worker() is not None and monotonic() < until:
+    gc.collect()
+    threading.Event().wait(0.01)
 print(worker() is None)
 """
 

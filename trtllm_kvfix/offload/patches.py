@@ -147,7 +147,7 @@ class Kept:
     request: Any
     state: Any  # upstream treats a request whose load is over as one that waits, even if it has been cancelled
     was_loading: bool
-    manager: Any
+    manager: Callable[[], Any]  # None where the server is over, and its blocks with it
 
 
 class Transferring(Protocol):
@@ -200,7 +200,7 @@ class KeptBlocks:
             end_loads(connector, request)
             return False
         loads = request_id in ids(connector, "loading")
-        self._kept[request_id] = Kept(request, request.state, loads, manager)
+        self._kept[request_id] = Kept(request, request.state, loads, weakly(manager))
         return True
 
     def waits_instead(self, request: Any) -> bool:
@@ -218,8 +218,10 @@ class KeptBlocks:
         """Called when all ranks know which transfers have ended. A fault of ours leaves the rest for the next time."""
         for kept in self._ended(connector):
             del self._kept[kept.request.py_request_id]
-            with nothing_stored(kept):
-                kept.manager.free_resources(kept.request)
+            manager = kept.manager()
+            if manager is not None:
+                with nothing_stored(kept):
+                    manager.free_resources(kept.request)
 
     def _ended(self, connector: Any) -> list[Kept]:
         found: list[Kept] = []

@@ -21,6 +21,7 @@ from watch.gpu.driver import (
     Handle,
     Size,
 )
+from watch.gpu.gate import WITHIN_S
 from watch.gpu.planted_graphs import captured, executable
 
 ROUNDS = 20
@@ -316,6 +317,8 @@ def host_function_of_a_graph_fills_what_is_sent(cuda: Driver) -> None:
 
 @into(CLEAN)
 def copy_waits_for_a_value(cuda: Driver) -> None:
+    cuda.gate.within_s = WITHIN_S  # the program opens it, for nobody is held
+
     def once(host: Any) -> None:
         cuda.gate.close(cuda.stream)
         send(cuda, host)
