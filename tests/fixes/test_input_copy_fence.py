@@ -76,6 +76,19 @@ def test_scheduling_waits_for_the_inputs_and_is_measured(loop: Loop, device: nat
     assert after["fence_wait_seconds"] > before["fence_wait_seconds"]
 
 
+def test_the_inputs_of_two_engines_are_one_wait(loop: Loop, device: native.Device) -> None:
+    streams = [device.create_stream() for _ in range(2)]
+    before = counters.read()["fence_waits"]
+    gates = [device.close_gate(stream) for stream in streams]
+    thread = loop.run(*((object(), stream) for stream in streams))
+    for gate in gates:
+        assert_blocked(loop)
+        device.open_gate(gate)
+    thread.join(WATCHDOG_S)
+    assert loop.scheduled.is_set()
+    assert counters.read()["fence_waits"] - before == 1
+
+
 def test_inputs_that_have_been_read_cost_no_wait(loop: Loop, device: native.Device) -> None:
     stream = device.create_stream()
     loop.prepare(object(), stream)

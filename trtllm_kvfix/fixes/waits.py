@@ -2,6 +2,7 @@
 enqueued."""
 
 import sys
+from collections.abc import Iterable
 
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import flight
@@ -12,9 +13,11 @@ from trtllm_kvfix.staging import current_place
 _said: set[str] = set()
 
 
-def wait_for(marks: StreamMarks, times: Counter, seconds: Counter) -> None:
-    """Wait for the marks. If the device has passed them already, no wait is counted."""
-    waited_s = marks.wait()
+def wait_for(marks: Iterable[StreamMarks], times: Counter, seconds: Counter) -> None:
+    """Wait for the marks, which is one wait. If the device has passed them already, none is counted."""
+    waited_s = 0.0
+    for each in marks:
+        waited_s += each.wait()
     if waited_s > 0:
         times.add()
         seconds.add(waited_s)

@@ -57,7 +57,7 @@ class Reads:
         """The tables may be written when this returns."""
         if self._is_tracked and not self._fuse.blown:
             try:
-                wait_for(self._marks, counters.replay_waits, counters.replay_wait_seconds)
+                wait_for((self._marks,), counters.replay_waits, counters.replay_wait_seconds)
             except Exception as error:
                 self._fuse.fault(error)
             else:

@@ -66,8 +66,7 @@ class InputFence:
             due = self._due(engine)
             if not due:
                 return
-            for marks in due:
-                wait_for(marks, counters.fence_waits, counters.fence_wait_seconds)
+            wait_for(due, counters.fence_waits, counters.fence_wait_seconds)
         except Exception as error:
             self._tried.fault(error)
             streams: set[int | None] = {stream for marks in due or () for stream in marks.streams}
