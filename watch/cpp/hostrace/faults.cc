@@ -312,7 +312,6 @@ void give_signals_back() {
         const struct sigaction action = programs(signal);
         program.lock.unlock();
         taken.fetch_and(~bit_of(signal), std::memory_order_release);
-        constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER
         kernels.handler = reinterpret_cast<void*>(action.sa_sigaction);
         kernels.flags = (kernels.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
         std::memcpy(&kernels.mask, &action.sa_mask, sizeof kernels.mask);

@@ -24,6 +24,7 @@ struct KernelAction {
     void* restorer;
     std::uint64_t mask;
 };
+inline constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER, for which older headers have no name
 
 // The signal comes to us from now on. What the program had for it is kept.
 bool take_signal(int signal, const struct sigaction& action);

@@ -25,9 +25,8 @@ void leave_alone(Watcher& watch, Span span) {
     }
     if (!watch.left_alone.add(span)) {
         stop_protecting(
-            "the program changes the protection of pinned memory at many places: no page is protected, and only "
-            "changes "
-            "of what copies read are seen");
+            "the program changes the protection of pinned memory at many places: "
+            "no page is protected, and only changes of what copies read are seen");
     }
     watch.guard.forget(span);
 }

@@ -35,8 +35,6 @@ HOSTRACE_NEXT(syscall);
 using machine::kDispatch;
 constexpr int kByDispatch = 2;  // SYS_USER_DISPATCH, why SIGSYS came: older headers have no name for it
 
-constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER
-
 // The code of the C library, whose own calls go through.
 Span libc_code{0, 0};
 bool asked = false;

@@ -163,16 +163,14 @@ void close_in(bool filter, const void* given) {
     if (!filter || (program != nullptr && program->filter != nullptr && !lets_us(*program))) {
         stop_watching(
             "the program has closed itself in (seccomp), and forbids calls into the kernel that hostrace needs: "
-            "nothing "
-            "is watched from then on");
+            "nothing is watched from then on");
     }
 }
 
 void dispatch_to_itself() {
     stop_watching(
-        "the program has its calls into the kernel handed to itself (system-call user dispatch): nothing is watched "
-        "from "
-        "then on");
+        "the program has its calls into the kernel handed to itself (system-call user dispatch): "
+        "nothing is watched from then on");
     let_raw_calls_through();
     give_signals_back();
     own_dispatch.store(true, std::memory_order_release);

@@ -191,43 +191,22 @@ void settled_arc4random_buf(void* to, size_t bytes) {
 }
 
 // The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
-HOSTRACE_EXPORT int masked_ppoll(pollfd* files, nfds_t count, const timespec* time,
-                                 const sigset_t* mask) __asm__("ppoll");
-int masked_ppoll(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask) {
-    static constinit Next<int(pollfd*, nfds_t, const timespec*, const sigset_t*)> next("ppoll");
-    const Masked masked(mask);
-    const Opened opened(files, time);
-    return again([&] { return next(files, count, time, masked.given); }, by_errno);
-}
-HOSTRACE_EXPORT int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time,
-                                   const sigset_t* mask) __asm__("pselect");
-int masked_pselect(int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time, const sigset_t* mask) {
-    static constinit Next<int(int, fd_set*, fd_set*, fd_set*, const timespec*, const sigset_t*)> next("pselect");
-    const Masked masked(mask);
-    const Opened opened(reads, writes, others, time);
-    return again([&] { return next(end, reads, writes, others, time, masked.given); }, by_errno);
-}
-HOSTRACE_EXPORT int masked_ppoll_chk(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask,
-                                     size_t room) __asm__("__ppoll_chk");
-int masked_ppoll_chk(pollfd* files, nfds_t count, const timespec* time, const sigset_t* mask, size_t room) {
-    static constinit Next<int(pollfd*, nfds_t, const timespec*, const sigset_t*, size_t)> next("__ppoll_chk");
-    const Masked masked(mask);
-    const Opened opened(files, time);
-    return again([&] { return next(files, count, time, masked.given, room); }, by_errno);
-}
-HOSTRACE_EXPORT int masked_epoll_pwait2(int set, epoll_event* events, int count, const timespec* time,
-                                        const sigset_t* mask) __asm__("epoll_pwait2");
-int masked_epoll_pwait2(int set, epoll_event* events, int count, const timespec* time, const sigset_t* mask) {
-    static constinit Next<int(int, epoll_event*, int, const timespec*, const sigset_t*)> next("epoll_pwait2");
-    const Masked masked(mask);
-    const Opened opened(events, time);
-    return again([&] { return next(set, events, count, time, masked.given); }, by_errno);
-}
-HOSTRACE_EXPORT int masked_epoll_pwait(int set, epoll_event* events, int count, int ms,
-                                       const sigset_t* mask) __asm__("epoll_pwait");
-int masked_epoll_pwait(int set, epoll_event* events, int count, int ms, const sigset_t* mask) {
-    static constinit Next<int(int, epoll_event*, int, int, const sigset_t*)> next("epoll_pwait");
-    const Masked masked(mask);
-    const Opened opened(events);
-    return again([&] { return next(set, events, count, ms, masked.given); }, by_errno);
-}
+#define HOSTRACE_MASKED(name, parameters, arguments, ...)        \
+    HOSTRACE_EXPORT int masked_##name parameters __asm__(#name); \
+    int masked_##name parameters {                               \
+        static constinit Next<int parameters> next(#name);       \
+        const Masked masked(mask);                               \
+        const Opened opened(__VA_ARGS__);                        \
+        return again([&] { return next arguments; }, by_errno);  \
+    }
+HOSTRACE_MASKED(ppoll, (pollfd * files, nfds_t count, const timespec* time, const sigset_t* mask),
+                (files, count, time, masked.given), files, time)
+HOSTRACE_MASKED(__ppoll_chk, (pollfd * files, nfds_t count, const timespec* time, const sigset_t* mask, size_t room),
+                (files, count, time, masked.given, room), files, time)
+HOSTRACE_MASKED(pselect,
+                (int end, fd_set* reads, fd_set* writes, fd_set* others, const timespec* time, const sigset_t* mask),
+                (end, reads, writes, others, time, masked.given), reads, writes, others, time)
+HOSTRACE_MASKED(epoll_pwait, (int set, epoll_event* events, int count, int ms, const sigset_t* mask),
+                (set, events, count, ms, masked.given), events)
+HOSTRACE_MASKED(epoll_pwait2, (int set, epoll_event* events, int count, const timespec* time, const sigset_t* mask),
+                (set, events, count, time, masked.given), events, time)
