@@ -49,6 +49,10 @@ struct Registered {
         cuda.fetch(memory + kPage, kPage);
         cuda.send(memory + 5 * kPage, kPage);
     }
+    void map_over(int protection) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+        say("map", mmap(memory, kPages * kPage, protection, flags, -1, 0) == memory);
+    }
     void say_faults(const char* what) {
         std::printf("%s:", what);
         for (std::size_t page = 0; page < kPages; ++page) {
@@ -118,8 +122,7 @@ PROGRAM(unmaps_pinned_memory) {
         Registered own(mapped());
         say("unmap",
             by_number ? raw(SYS_munmap, address(own.memory), kPages * kPage) : munmap(own.memory, kPages * kPage));
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-        say("map", mmap(own.memory, kPages * kPage, PROT_READ, flags, -1, 0) == own.memory);
+        own.map_over(PROT_READ);
         own.cuda.open();
         own.cuda.wait();
         own.say_faults("in its place");
@@ -128,8 +131,7 @@ PROGRAM(unmaps_pinned_memory) {
 }
 PROGRAM(maps_over_pinned_memory) {
     Registered own(mapped());
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-    say("map", mmap(own.memory, kPages * kPage, PROT_NONE, flags, -1, 0) == own.memory);
+    own.map_over(PROT_NONE);
     own.cuda.finish();
     own.say_faults("in its place");
     return 0;
@@ -151,8 +153,7 @@ PROGRAM(detaches_pinned_memory) {
     Registered own(static_cast<char*>(shmat(id, nullptr, 0)));
     shmctl(id, IPC_RMID, nullptr);
     say("detach", shmdt(own.memory));
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-    say("map", mmap(own.memory, kPages * kPage, PROT_NONE, flags, -1, 0) == own.memory);
+    own.map_over(PROT_NONE);
     own.cuda.open();
     own.cuda.wait();
     own.say_faults("in its place");
