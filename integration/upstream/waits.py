@@ -5,11 +5,29 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from tests.standin.heard import Mark, heard
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import current_place
 
 if TYPE_CHECKING:
     from integration.upstream.late import LateDevice
+
+
+class _Letting:
+    def __init__(self, late: "LateDevice") -> None:
+        self._late = late
+        self._marks: dict[Mark, int] = {}  # everything before a mark lies behind gates up to this number
+
+    def records(self, device: native.Device, mark: Mark) -> None:
+        if device is self._late.device:
+            self._marks[mark] = self._late.mark()
+
+    def waits(self, device: native.Device, mark: Mark) -> None:
+        if device is self._late.device:
+            self._late.release(self._marks.get(mark))
+
+    def synchronizes(self, device: native.Device) -> None:
+        if device is self._late.device:
+            self._late.release()
 
 
 @contextmanager
@@ -18,37 +36,8 @@ def awaited(late: "LateDevice") -> Iterator[None]:
 
     Other devices, such as those of self-tests, are waited for as they are.
     """
-    record, wait, synchronize = native.Device.record, native.Device.wait, native.Device.synchronize
-    # By event, or by marks of streams: everything before it lies behind gates up to this number.
-    marks: dict[int | native.StreamMarks, int] = {}
-    record_marks, wait_for_marks = native.StreamMarks.record, native.StreamMarks.wait
     submit, wait_for = native.CopyEngine.submit, native.CopyEngine.wait
-    copies: dict[tuple[int, int], int] = {}  # the same, by engine and transfer
-
-    def noting(device: native.Device, event: int, stream: int) -> None:
-        if device is late.device:
-            marks[event] = late.mark()
-        record(device, event, stream)
-
-    def letting(device: native.Device, event: int) -> None:
-        if device is late.device:
-            late.release(marks.get(event))
-        wait(device, event)
-
-    def letting_all(device: native.Device, stream: int) -> None:
-        if device is late.device:
-            late.release()
-        synchronize(device, stream)
-
-    def noting_marks(of_streams: native.StreamMarks) -> None:
-        if current_place().device is late.device:
-            marks[of_streams] = late.mark()
-        record_marks(of_streams)
-
-    def letting_marks(of_streams: native.StreamMarks) -> float:
-        if of_streams in marks and not of_streams.done():
-            late.release(marks[of_streams])
-        return wait_for_marks(of_streams)
+    copies: dict[tuple[int, int], int] = {}  # everything before one lies behind gates up to this number
 
     def submitting(engine: native.CopyEngine, *args: Any, **named: Any) -> int:
         number = submit(engine, *args, **named)
@@ -60,11 +49,7 @@ def awaited(late: "LateDevice") -> Iterator[None]:
         wait_for(engine, transfer)
 
     with (
-        mock.patch.object(native.Device, "record", noting),
-        mock.patch.object(native.Device, "wait", letting),
-        mock.patch.object(native.Device, "synchronize", letting_all),
-        mock.patch.object(native.StreamMarks, "record", noting_marks),
-        mock.patch.object(native.StreamMarks, "wait", letting_marks),
+        heard(_Letting(late)),
         mock.patch.object(native.CopyEngine, "submit", submitting),
         mock.patch.object(native.CopyEngine, "wait", letting_copies),
     ):

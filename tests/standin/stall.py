@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
-from unittest import mock
 
+from tests.standin.heard import Mark, heard
 from trtllm_kvfix import native
 
 
@@ -28,7 +28,7 @@ class Stall:
         self._lock = threading.Lock()  # guards what follows
         self._gates: dict[int, int] = {}  # by the number of the step
         # By an event, or by marks of streams: the step that was the last one when they were recorded.
-        self._recorded: dict[int | native.StreamMarks, int] = {}
+        self._recorded: dict[Mark, int] = {}
         self.held = 0  # steps whose copies were held
         held = pauses.REPLAY if replay else pauses.FORWARD_DRAFT if draft else pauses.FORWARD
         # Steps are counted from the server's first one on: the loop may still wait for one that was enqueued before
@@ -79,10 +79,10 @@ class Stall:
     def concerns_this_thread(self) -> bool:
         return bool(self._pauses.may_be_reached_here())
 
-    def others_record(self, mark: int | native.StreamMarks) -> None:
+    def others_record(self, mark: Mark) -> None:
         self._recorded[mark] = self._step()
 
-    def others_wait(self, mark: int | native.StreamMarks) -> None:
+    def others_wait(self, mark: Mark) -> None:
         self._let_go(self._recorded.get(mark, self._step()))
 
     def others_synchronize(self) -> None:
@@ -101,7 +101,7 @@ class _Others:
     def add(self, stall: Stall) -> None:
         with self._lock:
             if not self._stalls:
-                self._listen()
+                self._patches.enter_context(heard(self))
             self._stalls = [*self._stalls, stall]
 
     def discard(self, stall: Stall) -> None:
@@ -113,45 +113,17 @@ class _Others:
     def _concerned(self) -> Iterator[Stall]:
         return (stall for stall in self._stalls if stall.concerns_this_thread())
 
-    def _listen(self) -> None:
-        record, wait, synchronize = native.Device.record, native.Device.wait, native.Device.synchronize
+    def records(self, _: native.Device, mark: Mark) -> None:
+        for stall in self._concerned():
+            stall.others_record(mark)
 
-        def recording(device: native.Device, event: int, stream: int) -> None:
-            for stall in self._concerned():
-                stall.others_record(event)
-            record(device, event, stream)
+    def waits(self, _: native.Device, mark: Mark) -> None:
+        for stall in self._concerned():
+            stall.others_wait(mark)
 
-        def waiting(device: native.Device, event: int) -> None:
-            for stall in self._concerned():
-                stall.others_wait(event)
-            wait(device, event)
-
-        def synchronizing(device: native.Device, stream: int) -> None:
-            for stall in self._concerned():
-                stall.others_synchronize()
-            synchronize(device, stream)
-
-        self._replace(native.Device, record=recording, wait=waiting, synchronize=synchronizing)
-        self._listen_to_marks()
-
-    def _listen_to_marks(self) -> None:
-        record, wait = native.StreamMarks.record, native.StreamMarks.wait
-
-        def recording(marks: native.StreamMarks) -> None:
-            for stall in self._concerned():
-                stall.others_record(marks)
-            record(marks)
-
-        def waiting(marks: native.StreamMarks) -> float:
-            for stall in () if marks.done() else self._concerned():
-                stall.others_wait(marks)
-            return wait(marks)
-
-        self._replace(native.StreamMarks, record=recording, wait=waiting)
-
-    def _replace(self, kind: type, **made: Any) -> None:
-        for name, each in made.items():
-            self._patches.enter_context(mock.patch.object(kind, name, each))
+    def synchronizes(self, _: native.Device) -> None:
+        for stall in self._concerned():
+            stall.others_synchronize()
 
 
 _others = _Others()
