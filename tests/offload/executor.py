@@ -121,16 +121,20 @@ class Executor:
             between(step)
 
     def step(self) -> None:
+        active = len(self.active)
         self._admit()
+        has_batch = len(self.active) > active  # until those that load are taken out
         self._grow()
         scheduled = [
             self._schedule(request) for request in self.active if request.state in (State.CONTEXT, State.GENERATION)
         ]
         self.scheduled = len(scheduled)
-        self.manager.start_step([(one, self.blocks_of(one), tokens) for one, tokens in scheduled], self.stream)
+        stream = self.stream if scheduled or has_batch else None
+        self.manager.start_step([(one, self.blocks_of(one), tokens) for one, tokens in scheduled], stream)
         for request, tokens in scheduled:
             self._forward(request, tokens)
-        self.manager.worker.wait_for_save(self.stream)
+        if scheduled:
+            self.manager.worker.wait_for_save(self.stream)
         previous, self._previous = self._previous, [request for request, _ in scheduled]
         self._answers(previous)
         for request in self.manager.get_finished():

@@ -14,7 +14,7 @@ class TellsMore(ConnectorManager):
     """Reports before a step and after it, and once more without a report, as early upstream does in
     `handle_metadata`."""
 
-    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
+    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int | None) -> None:
         self.tell_nothing()
         super().start_step(scheduled, stream)
         self.tell_nothing()
@@ -26,7 +26,7 @@ class TellsMore(ConnectorManager):
 class SkipsIdleSteps(ConnectorManager):
     """An upstream that skips a step whose whole batch was taken out: nobody hears of the load."""
 
-    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
+    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int | None) -> None:
         if scheduled:
             super().start_step(scheduled, stream)
 

@@ -126,8 +126,9 @@ class ConnectorManager:
         else:
             self.on_leader(lambda: self.scheduler.update_state_after_alloc_by_layer_group(request, by_group(blocks)))
 
-    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
-        """`scheduled`: requests with their blocks and the number of tokens of this step."""
+    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int | None) -> None:
+        """`scheduled`: requests with their blocks and the number of tokens of this step. No stream: the batch was empty
+        before requests that load were taken out of it."""
         output = SchedulerOutput()
         for request, blocks, tokens in scheduled:
             is_new = request.request_id not in self._known
@@ -142,7 +143,8 @@ class ConnectorManager:
             self._known[request.request_id] = len(request.tokens), max(blocks_before, len(blocks))
             (output.new_requests if is_new else output.cached_requests).append(data)
         self.tell(output)
-        self.worker.start_load_kv(stream)
+        if stream is not None:
+            self.worker.start_load_kv(stream)
 
     def tell(self, output: SchedulerOutput) -> None:
         self.worker.bind_connector_meta(self.on_leader(lambda: self.scheduler.build_connector_meta(output)))

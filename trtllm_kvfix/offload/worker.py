@@ -69,6 +69,15 @@ class Carrier(Protocol):
         """Called in every iteration."""
         ...
 
+    def rest(self) -> None:
+        """Called in an iteration that computes nothing.
+
+        Upstream's loop then turns without a pause until something has come. It lets go of the interpreter often, but
+        for a moment: another thread that wakes up for it is late, and begins to wait anew each time. So the thread that
+        takes the store's answers may not get its turn for a second, and this one sleeps while answers are out.
+        """
+        ...
+
     def bind(self, step: Step) -> None: ...
     def send_puts(self) -> None: ...
     def take_ended(self) -> list[int]:
@@ -112,6 +121,7 @@ class OffloadWorker:
         self._outdated: set[int] = set()  # loads that bring nothing, however they end: the same on all ranks
         self._saving: dict[int, bool] = {}  # ended requests that keep their blocks -> no more comes for them
         self._iterations = 0  # the same on all ranks
+        self._computes = False  # in this iteration: upstream calls `start` where there is a batch
         self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
@@ -177,6 +187,7 @@ class OffloadWorker:
         `before_loads` makes the stream wait for what must be over before blocks are loaded; called in this thread.
         """
         self._stream, self._before_loads = stream, before_loads
+        self._computes = True
         self._begin()
 
     def finished(
@@ -185,6 +196,9 @@ class OffloadWorker:
         """Return the requests whose blocks are no longer in use, and those whose load is over, on all ranks."""
         if self.carrier is not None:
             self.carrier.look()
+            if not self._computes:
+                self.carrier.rest()
+        self._computes = False
         stores_over = self._stores_over
         for request_id in finished_request_ids:
             self._saving[request_id] = False

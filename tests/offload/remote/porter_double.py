@@ -37,6 +37,7 @@ class PorterDouble:
         self.looking: deque[Look] = deque()
         self.found: deque[LookAnswer] = deque()
         self.on_look: Callable[[], None] = lambda: None
+        self.rests = 0
 
     def ask(self, message: Message) -> bool:
         if isinstance(message, Look):
@@ -52,6 +53,9 @@ class PorterDouble:
         while self.looking and not self.holds_looks:
             self.found.append(self.found_of(self.looking.popleft()))
         return [self.found.popleft() for _ in range(len(self.found))]
+
+    def wait_for_word(self, _wait_s: float) -> None:
+        self.rests += bool(self.looking or self.asked)
 
     def waits_s(self, kind: type[Message]) -> float:
         assert kind is Look

@@ -167,7 +167,7 @@ def test_a_promise_whose_request_ends_without_a_word_holds_nothing(make_remote: 
     upstream's manager takes it for one that loads."""
     stored(make_remote)
     bench = make_remote()
-    bench.executor.forget_device_cache()
+    bench.worker.start_load_kv(bench.executor.stream)  # there has been a batch
     request, freed = Request(1, list(PROMPT)), list[Request]()
     bench.scheduler.side.hold_back([request], [request])
     ask = bench.manager if waits else bench.scheduler

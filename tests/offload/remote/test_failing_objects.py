@@ -218,3 +218,12 @@ def test_a_read_without_an_end_is_named_by_its_answer(make_porter: Callable[[flo
     assert porter.ask(Get, (5, 6), 1) == (Outcome.FAILED,) * 2
     assert porter.gone((5, 6)) and porter.ask(Get, (4,)) == (Outcome.WHOLE,)
     assert porter.handle.starts == 2
+
+
+def test_a_wait_for_its_word_ends_when_it_comes(make_porter: Callable[[float], RealPorter]) -> None:
+    handle, began = make_porter(60).handle, monotonic()
+    handle.wait_for_word(WITHIN_S)  # nothing is asked
+    assert handle.ask(Get(99, KEYS[:1], (4,)))
+    while not handle.take_answered():
+        handle.wait_for_word(WITHIN_S)
+    assert monotonic() - began < WITHIN_S

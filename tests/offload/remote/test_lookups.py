@@ -324,6 +324,25 @@ def test_ranks_show_the_same_and_only_the_first_decides() -> None:
     assert between.sent == 4 * ranks * (ranks - 1), "nothing is sent when nobody waits"
 
 
+def test_an_engine_that_computes_nothing_sleeps_while_an_answer_is_out(bench: Bench) -> None:
+    """Its loop would else keep the interpreter from the thread that takes the answer."""
+    porter = porter_of(bench)
+    steps(bench, 3)
+    assert porter.rests == 0, "it was asked for nothing"
+    submitted(bench, 1)
+    steps(bench, 5)
+    assert porter.rests == 5
+    bench.executor.submit(Request(2, [1, 2, 3], max_new_tokens=3))
+    rests = []
+    for _ in range(6):
+        before = porter.rests
+        bench.executor.step()
+        rests.append((bool(bench.executor.scheduled), porter.rests - before))
+    assert set(rests) == {(True, 0), (False, 1)}
+    porter.holds_looks = False
+    settle(bench)
+
+
 # ---------------------------------------------------------------------------------------------- the store forgets
 
 

@@ -47,6 +47,7 @@ from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.settings import environment
 
 PAUSE_S_MAX = 60.0
+REST_S = 0.0005  # of the executor's thread, at a time: a new request may have come meanwhile
 UNSURE_SHARE = 64  # of the pool's slots, one in so many may be lost to reads that have failed
 # Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
 QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
@@ -60,7 +61,7 @@ class PorterHandle:
     are left alone until the process is gone, and too many of them end it. A call that takes too long does so, too, and
     is answered once the process is gone.
 
-    Any thread may call it. None waits, except in `close`.
+    Any thread may call it. None waits, except in `close` and `wait_for_word`.
     """
 
     def __init__(self, spec: Spec, timeout_s: float) -> None:
@@ -83,6 +84,7 @@ class PorterHandle:
         self.starts = 0
         self.error: Exception | None = None  # in the thread: there will be no porter any more
         self._closing = threading.Event()
+        self._heard = threading.Event()  # it has said something since somebody last waited for it
         self._thread = threading.Thread(target=self._supervise, name="kvfix-porter", daemon=True)
         self._thread.start()
 
@@ -101,6 +103,14 @@ class PorterHandle:
             self._asked[type(message).__name__][message.number] = message, monotonic()
             self._outbox.put(message)
         return True
+
+    def wait_for_word(self, wait_s: float) -> None:
+        """Wait until the porter says something. Returns at once where it was asked for nothing."""
+        with self._lock:
+            is_asked = any(self._asked.values())
+        if is_asked:
+            self._heard.wait(wait_s)
+            self._heard.clear()
 
     def end_if_stuck(self) -> None:
         """Kill a porter whose call of the store does not end: it would hold up all that come after it."""
@@ -177,6 +187,7 @@ class PorterHandle:
         with suppress(EOFError, OSError):
             while not self._closing.is_set():
                 self._hear(connection.recv(), process)
+                self._heard.set()
         process.kill()
         process.wait()
         self._lost()
@@ -330,6 +341,10 @@ class RemoteCarrier:
         root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
         if ranks.rank == 0:
             self._link.store = StoreHere(self.porter, root, layout.block_bytes, ranks.size)
+
+    def rest(self) -> None:
+        if self.porter is not None:
+            self.porter.wait_for_word(REST_S)
 
     def bind(self, step: Step) -> None:
         for fetch in step.fetches:
