@@ -96,7 +96,7 @@ def test_copies_that_no_stream_is_named_for_fail_with_the_reason(tight: Bench, m
         raise RuntimeError("no device is named")
 
     other = tight.request(2, range(100, 116))
-    monkeypatch.setattr("trtllm_kvfix.managers.copies.current_place", nowhere)
+    monkeypatch.setattr("trtllm_kvfix.managers.books.current_place", nowhere)
     with pytest.raises(RuntimeError, match="no device is named"):
         tight.prepare([other])
     assert is_free(tight.impl.core)

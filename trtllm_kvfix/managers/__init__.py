@@ -15,9 +15,8 @@ A prompt meets, from the request that upstream makes to the kernel that reads it
 - capacity.py: the scheduler that lets it start. It asks questions.py, which asks the core.
 - native_kv_cache.py: the calls of upstream, under upstream's names and one lock.
 - books.py: the notes between these calls. They become one batch, which the core admits. It keeps the live sequences,
-  their slots as attention reads them, and pins.
-- copies.py: the copies that the batch needs, on the model's stream, between pools of memory.py. Upstream sees these as
-  tensors (tensors.py).
+  their slots as attention reads them, and pins. It submits the copies that the batch needs, on the model's stream,
+  between pools of memory.py. Upstream sees these as tensors (tensors.py).
 
 An answer that grows goes through the same files from native_kv_cache.py on. Beside them stand
 

@@ -1,7 +1,7 @@
 """The object that upstream's V1 `KVCacheManager` calls `.impl`, backed by our block manager.
 
 Every name here is one that upstream's Python calls, with upstream's arguments. This class decides nothing: keywords.py
-reads the constructor's arguments, books.py keeps the books, memory.py holds the bytes, copies.py moves them.
+reads the constructor's arguments, books.py keeps the books and moves bytes as they say, memory.py holds them.
 """
 
 import threading
@@ -16,8 +16,7 @@ from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import reports, tensors
 from trtllm_kvfix.managers.between_ranks import Clock, RankComparison, next_serial
-from trtllm_kvfix.managers.books import Books
-from trtllm_kvfix.managers.copies import BookedCopies
+from trtllm_kvfix.managers.books import BookedCopies, Books
 from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.layout import CacheLayout
 from trtllm_kvfix.managers.memory import Memory, layer_table
