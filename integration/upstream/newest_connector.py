@@ -21,6 +21,7 @@ from unittest import mock
 from integration.upstream import newest_loops
 from tests.standin.serving import PYEXECUTOR
 from tests.torture.v2_attack import HAPPENS, Attack
+from tests.torture.v2_books import OurLevels
 from tests.torture.v2_contents import Load
 
 MODULE = f"{PYEXECUTOR}.connectors.kv_cache_connector"
@@ -63,6 +64,11 @@ def newest_connector(source: Source) -> Iterator[None]:
 
 def _draft_length(request: Any) -> int:
     return len(request.py_draft_tokens)
+
+
+def no_host_tier(size: int, pages: int, _host_pages: int) -> OurLevels:
+    """Upstream refuses one where there is a connector."""
+    return OurLevels(size, pages, 0)
 
 
 @dataclass
@@ -132,6 +138,7 @@ def connect(attack: "ConnectedAttack") -> None:
     connector = module.KvCacheConnectorManager(sides[1](), sides[0]())
     connector.configure_prefix_reservations(enabled=True)
     assert connector.prefix_reservations_enabled != attack.answers
+    assert not any(pool.has_host for pool in attack.manager.impl.levels.runtime.pools), "upstream refuses such a server"
     attack.executor.kv_connector_manager = attack.manager.kv_connector_manager = connector
     attack.side, attack.connector = side, connector
 

@@ -1,5 +1,5 @@
 """Upstream's newest V2 scheduler between its newest loops, V2 manager and connector manager, under the attack on V2
-(tests/torture/v2_attack.py). There is no host tier."""
+(tests/torture/v2_attack.py)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,6 @@ from integration.upstream.newest_scheduler import (
     SCHEDULED_HAPPENS,
     let_it_schedule,
     newest_scheduler,
-    no_host_tier,
     source_in,
 )
 from integration.upstream.test_answered_connector import LOOPS, OneByOne, one_at_a_time
@@ -35,7 +34,7 @@ SIDES = pytest.mark.parametrize("answers", [False, True], ids=["reserves", "answ
 
 @contextmanager
 def scheduled(way: Way, fixes: Sequence[str] = (), **options: Any) -> Iterator[tuple[ConnectedAttack, list[str]]]:
-    with newest(way, fixes, make=no_host_tier, **options) as (attack, found), newest_scheduler(SCHEDULER) as kind:
+    with newest(way, fixes, **options) as (attack, found), newest_scheduler(SCHEDULER) as kind:
         let_it_schedule(attack, kind)
         yield attack, found
 
