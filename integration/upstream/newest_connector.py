@@ -143,22 +143,6 @@ def connect(attack: "ConnectedAttack") -> None:
     attack.side, attack.connector = side, connector
 
 
-@contextmanager
-def nothing_is_left_unwritten() -> Iterator[None]:
-    """As upstream would be right. Of an answer that goes past a window it takes pages, which it has allocated already,
-    for passed and keeps them to be reused, though nobody writes them. Here it gives them back and allocates again."""
-    kind = import_module(f"{PYEXECUTOR}.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
-    original = kind._resize_for_connector_prefix
-
-    def give_back_first(self: Any, request: Any, cache: Any, position: int, end: int) -> bool:
-        before = cache.capacity
-        assert cache.resize(cache.num_committed_tokens)
-        return original(self, request, cache, position, end) or not cache.resize(before)
-
-    with mock.patch.object(kind, original.__name__, give_back_first):
-        yield
-
-
 def _scheduler(module: ModuleType, side: Side) -> Any:
     class Scheduler(module.KvCacheConnectorScheduler):  # type: ignore[misc,name-defined]  # made in a test's process
         def __init__(self) -> None:
