@@ -21,6 +21,7 @@ from unittest import mock
 from integration.upstream import newest_loops
 from tests.standin.serving import PYEXECUTOR
 from tests.torture.v2_attack import HAPPENS, Attack
+from tests.torture.v2_books import OurLevels
 from tests.torture.v2_contents import Load
 
 MODULE = f"{PYEXECUTOR}.connectors.kv_cache_connector"
@@ -63,6 +64,11 @@ def newest_connector(source: Source) -> Iterator[None]:
 
 def _draft_length(request: Any) -> int:
     return len(request.py_draft_tokens)
+
+
+def no_host_tier(size: int, pages: int, _host_pages: int) -> OurLevels:
+    """Upstream refuses one where there is a connector."""
+    return OurLevels(size, pages, 0)
 
 
 @dataclass
@@ -132,24 +138,9 @@ def connect(attack: "ConnectedAttack") -> None:
     connector = module.KvCacheConnectorManager(sides[1](), sides[0]())
     connector.configure_prefix_reservations(enabled=True)
     assert connector.prefix_reservations_enabled != attack.answers
+    assert not any(pool.has_host for pool in attack.manager.impl.levels.runtime.pools), "upstream refuses such a server"
     attack.executor.kv_connector_manager = attack.manager.kv_connector_manager = connector
     attack.side, attack.connector = side, connector
-
-
-@contextmanager
-def nothing_is_left_unwritten() -> Iterator[None]:
-    """As upstream would be right. Of an answer that goes past a window it takes pages, which it has allocated already,
-    for passed and keeps them to be reused, though nobody writes them. Here it gives them back and allocates again."""
-    kind = import_module(f"{PYEXECUTOR}.kv_cache.kv_cache_manager_v2").KVCacheManagerV2
-    original = kind._resize_for_connector_prefix
-
-    def give_back_first(self: Any, request: Any, cache: Any, position: int, end: int) -> bool:
-        before = cache.capacity
-        assert cache.resize(cache.num_committed_tokens)
-        return original(self, request, cache, position, end) or not cache.resize(before)
-
-    with mock.patch.object(kind, original.__name__, give_back_first):
-        yield
 
 
 def _scheduler(module: ModuleType, side: Side) -> Any:

@@ -1,7 +1,7 @@
 """Upstream's newest V2 scheduler (era N2) in its newest loops, in the place of the attack's own.
 
 It takes pages from others as upstream does: those of a request that has started go at once, where no tier below the
-device can take them. Where there is a connector, upstream lets there be none.
+device can take them.
 """
 
 import enum
@@ -22,7 +22,7 @@ from integration.upstream.newest_connector import CONNECTED_HAPPENS, ConnectedAt
 from integration.upstream.v2_methods import rewind_context_after_cache_drop
 from tests.standin.serving import PYEXECUTOR
 from tests.torture.v2_attack import BATCH
-from tests.torture.v2_books import Books, OurLevels
+from tests.torture.v2_books import Books
 
 PACKAGE = f"{PYEXECUTOR}.scheduler"
 PATH = f"{PACKAGE.replace('.', '/')}/scheduler_v2.py"
@@ -50,11 +50,6 @@ class Lacking:
 
     def _align_chunk_to_mm_block(self, _request: Any, chunk: int, *_: Any) -> int:
         return chunk
-
-
-def no_host_tier(size: int, pages: int, _host_pages: int) -> OurLevels:
-    """Upstream refuses one where there is a connector."""
-    return OurLevels(size, pages, 0)
 
 
 @contextmanager

@@ -2,27 +2,29 @@
 
 Upstream asks about a request when it has allocated pages for a chunk. An answer may go past a window: then pages of the
 chunk are passed before anybody has written them. Upstream keeps them to be reused, and who reuses them reads what
-others have left there.
+others have left there. `computed-blocks` has them given back first.
 """
 
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from integration.upstream.newest_connector import CONNECTED_HAPPENS, ConnectedAttack, nothing_is_left_unwritten
+from integration.upstream.newest_connector import CONNECTED_HAPPENS, ConnectedAttack
 from integration.upstream.test_newest_connector import newest, pytestmark
 from integration.upstream.test_newest_manager import AWAITED, WAYS
+from tests.fixes.faults import failing
 from tests.torture import v2_attack
 from tests.torture.engines import needed
 from tests.torture.test_v2_attack import require_right
 from tests.torture.v2_attack import Way
+from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX
 
 __all__ = ["pytestmark"]
 SERVED, SHARED = 32, 8  # tokens. The window of a request that has got the first has passed the second
+FIX = "computed-blocks"
 LOOPS = [Way("F", overlap=overlap, guesses=(0,)) for overlap in (True, False)]
 
 
@@ -51,10 +53,10 @@ def one_at_a_time() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-@pytest.mark.parametrize("fixes", [[], needed("F")], ids=["alone", "with-all-fixes"])
 @pytest.mark.parametrize("way", LOOPS, ids=str)
-def test_upstream_keeps_pages_to_be_reused_that_nobody_has_written(way: Way, fixes: list[str]) -> None:
-    with way.build(), newest(way, fixes, OneByOne, failing=0, answers=True) as (attack, _):
+def test_upstream_keeps_pages_to_be_reused_that_nobody_has_written(way: Way) -> None:
+    others = [each for each in needed("F") if each != FIX]
+    with way.build(), newest(way, others, OneByOne, failing=0, answers=True) as (attack, _):
         attack.run(60)
         assert attack.corrupt_tables == [] and attack.contents.wrong
         said = re.compile(r"request \d*[02468] read .* for its token [0-7] in page \d+ of group 1")
@@ -62,30 +64,43 @@ def test_upstream_keeps_pages_to_be_reused_that_nobody_has_written(way: Way, fix
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-@pytest.mark.parametrize("answers", [False, True], ids=["reserved", "given-back"])
+@pytest.mark.parametrize(("answers", "fixes"), [(False, []), (True, [FIX])], ids=["reserved", "given-back"])
 @pytest.mark.parametrize("way", LOOPS, ids=str)
-def test_the_second_is_right_behind_a_reservation_or_where_upstream_gives_pages_back(
-    way: Way, *, answers: bool
+def test_the_second_is_right_behind_a_reservation_or_where_pages_are_given_back(
+    way: Way, *, answers: bool, fixes: list[str]
 ) -> None:
-    with way.build(), newest(way, needed("F"), OneByOne, failing=0, answers=answers) as (attack, _):
-        with nothing_is_left_unwritten() if answers else nullcontext():
-            attack.run(60)
+    with way.build(), newest(way, fixes, OneByOne, failing=0, answers=answers) as (attack, found):
+        attack.run(60)
         require_right(attack)
         assert attack.did["load at once"] and attack.did["load in the background"]
+    assert found == []
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+def test_where_our_own_code_fails_an_answer_is_not_used(*, always: bool) -> None:
+    place, way = "fixes.computed_blocks.fix.first_passed", LOOPS[0]
+    with (
+        way.build(),
+        failing(place, always=always) as planted,
+        newest(way, [FIX], OneByOne, failing=0, answers=True) as (attack, found),
+    ):
+        attack.run(60)
+        require_right(attack)
+    assert planted.raised == (IN_A_ROW_MAX if always else 1) and f"Injected: {place}" in found
 
 
 @pytest.mark.parametrize("way", AWAITED, ids=str)
-def test_where_pages_are_given_back_and_none_fails_and_upstream_waits_it_is_right_alone(way: Way) -> None:
-    with way.build(), newest(way, failing=0, answers=True) as (attack, _), nothing_is_left_unwritten():
+def test_where_pages_are_given_back_and_none_fails_and_upstream_waits_it_needs_nothing_else(way: Way) -> None:
+    with way.build(), newest(way, [FIX], failing=0, answers=True) as (attack, _):
         attack.run()
         require_right(attack)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_where_pages_are_given_back_nothing_is_wrong_with_all_fixes(way: Way) -> None:
+def test_with_all_fixes_nothing_is_wrong(way: Way) -> None:
     with way.build(), newest(way, needed(way.variant), answers=True) as (attack, found):
-        with nothing_is_left_unwritten():
-            attack.run()
+        attack.run()
         require_right(attack)
         assert CONNECTED_HAPPENS - attack.did.keys() == set()
     assert found == []
@@ -93,9 +108,9 @@ def test_where_pages_are_given_back_nothing_is_wrong_with_all_fixes(way: Way) ->
 
 def test_a_connector_is_asked_the_same_with_all_fixes() -> None:
     heard, way = [], Way("F", guesses=(0,))
-    for fixes in ([], needed("F")):
-        with way.build(), newest(way, fixes, failing=0, answers=True) as (attack, _), nothing_is_left_unwritten():
+    for fixes in ([FIX], needed("F")):
+        with way.build(), newest(way, fixes, failing=0, answers=True) as (attack, _):
             attack.run(150)
             heard.append([str(each) for each in attack.side.heard])
-    alone, fixed = heard
-    assert alone == fixed and len(alone) > 300
+    one, all_fixes = heard
+    assert one == all_fixes and len(one) > 300

@@ -13,6 +13,7 @@ from integration.upstream.newest_connector import (
     ConnectedAttack,
     connect,
     newest_connector,
+    no_host_tier,
     source_in,
 )
 from integration.upstream.newest_loops import let_it_rebalance, newest_loops
@@ -43,7 +44,7 @@ def newest(
         newest_manager(MANAGER, connected=True),
         newest_connector(CONNECTOR),
         applied(fixes) as registry,
-        attacked(way, SEED, kind=kind, **options) as attack,
+        attacked(way, SEED, no_host_tier, kind, **options) as attack,
     ):
         assert isinstance(attack, ConnectedAttack)
         let_it_rebalance(attack)

@@ -1,5 +1,5 @@
 """Upstream's newest V2 scheduler between its newest loops, V2 manager and connector manager, under the attack on V2
-(tests/torture/v2_attack.py). There is no host tier."""
+(tests/torture/v2_attack.py)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from integration.upstream.newest_connector import ConnectedAttack, nothing_is_left_unwritten
+from integration.upstream.newest_connector import ConnectedAttack
 from integration.upstream.newest_scheduler import (
     SCHEDULED_HAPPENS,
     let_it_schedule,
     newest_scheduler,
-    no_host_tier,
     source_in,
 )
-from integration.upstream.test_answered_connector import LOOPS, OneByOne, one_at_a_time
+from integration.upstream.test_answered_connector import FIX, LOOPS, OneByOne, one_at_a_time
 from integration.upstream.test_newest_connector import CONNECTOR, newest
 from integration.upstream.test_newest_loops import FOLDER, SOURCE
 from integration.upstream.test_newest_manager import AWAITED, MANAGER, WAYS
@@ -35,7 +34,7 @@ SIDES = pytest.mark.parametrize("answers", [False, True], ids=["reserves", "answ
 
 @contextmanager
 def scheduled(way: Way, fixes: Sequence[str] = (), **options: Any) -> Iterator[tuple[ConnectedAttack, list[str]]]:
-    with newest(way, fixes, make=no_host_tier, **options) as (attack, found), newest_scheduler(SCHEDULER) as kind:
+    with newest(way, fixes, **options) as (attack, found), newest_scheduler(SCHEDULER) as kind:
         let_it_schedule(attack, kind)
         yield attack, found
 
@@ -49,8 +48,8 @@ def test_upstream_alone_reads_wrong_tables_where_a_request_fails_behind_its_laun
 
 @SIDES
 @pytest.mark.parametrize("way", AWAITED, ids=str)
-def test_where_none_fails_there_and_upstream_waits_it_is_right_alone(way: Way, *, answers: bool) -> None:
-    with way.build(), scheduled(way, failing=0, answers=answers) as (attack, _), nothing_is_left_unwritten():
+def test_where_none_fails_there_and_upstream_waits_pages_given_back_are_enough(way: Way, *, answers: bool) -> None:
+    with way.build(), scheduled(way, [FIX] * answers, failing=0, answers=answers) as (attack, _):
         attack.run()
         require_right(attack)
 
@@ -59,8 +58,7 @@ def test_where_none_fails_there_and_upstream_waits_it_is_right_alone(way: Way, *
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_with_all_fixes_nothing_is_wrong(way: Way, *, answers: bool) -> None:
     with way.build(), scheduled(way, needed(way.variant), answers=answers) as (attack, found):
-        with nothing_is_left_unwritten():
-            attack.run()
+        attack.run()
         require_right(attack)
         assert SCHEDULED_HAPPENS - attack.did.keys() == set()
     assert found == []
@@ -70,7 +68,8 @@ def test_with_all_fixes_nothing_is_wrong(way: Way, *, answers: bool) -> None:
 @SIDES
 @pytest.mark.parametrize("way", LOOPS, ids=str)
 def test_pages_that_nobody_has_written_are_reused_behind_an_answer_alone(way: Way, *, answers: bool) -> None:
-    with way.build(), scheduled(way, needed("F"), kind=OneByOne, failing=0, answers=answers) as (attack, _):
+    others = [each for each in needed("F") if each != FIX]
+    with way.build(), scheduled(way, others, kind=OneByOne, failing=0, answers=answers) as (attack, _):
         attack.run(60)
         assert attack.corrupt_tables == [] and bool(attack.contents.wrong) == answers
 
@@ -78,10 +77,9 @@ def test_pages_that_nobody_has_written_are_reused_behind_an_answer_alone(way: Wa
 @SIDES
 def test_a_connector_hears_the_same_with_all_fixes(*, answers: bool) -> None:
     heard, way = [], Way("F", guesses=(0,))
-    for fixes in ([], needed("F")):
+    for fixes in ([FIX] * answers, needed("F")):
         with way.build(), scheduled(way, fixes, failing=0, answers=answers) as (attack, _):
-            with nothing_is_left_unwritten():
-                attack.run(150)
+            attack.run(150)
             heard.append([str(each) for each in attack.side.heard])
     alone, fixed = heard
     assert alone == fixed and len(alone) > 300

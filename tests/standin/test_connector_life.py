@@ -1,5 +1,6 @@
 """Requests that a connector loads or saves give up their blocks in time, and it learns of it (surface 6.2)."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +11,10 @@ import pytest
 from tests.standin.connector_double import CONFIG
 from tests.standin.fixture import VARIANTS, upstream
 from tests.standin.serving import Server
+from tests.standin.test_call_order import spy
+
+START, ASK = "start_load_kv", "get_finished"
+WAITS = 5  # iterations, at least
 
 
 @contextmanager
@@ -105,6 +110,24 @@ def test_a_load_that_was_cancelled_loses_its_blocks_and_comes_back_from_the_dead
         assert not has_blocks(server, request)
         assert list(manager.finished_async_loading_requests) == [1]
         assert request.is_context_init_state
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_worker_starts_where_there_is_a_batch_and_is_asked_in_every_iteration(variant: str, *, overlap: bool) -> None:
+    with connected(variant, disable_overlap_scheduler=not overlap) as (server, scheduler, manager):
+        scheduler.matched, scheduler.is_async = 8, True
+        manager.worker.holds_back = True
+        calls: list[str] = []
+        spy(manager.worker, [START, ASK], calls)
+
+        def let_it_come() -> None:
+            if calls.count(ASK) >= 2 * WAITS:
+                manager.worker.holds_back = False
+
+        with between_steps(server, let_it_come):
+            server.run([server.request(1, list(range(17)))])
+        assert re.fullmatch(f"a*sa{{{WAITS},}}(sa)+a*", "".join("s" if call == START else "a" for call in calls))
 
 
 @pytest.mark.parametrize(("variant", "kept"), [("A", False), ("B", False), ("B2", False), ("D", True), ("F", True)])

@@ -54,8 +54,8 @@ def test_who_will_not_commit_keeps_no_page_that_the_window_has_passed() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["answered", "reserved"])
 def test_a_page_that_a_served_prefix_passes_is_shared_though_it_was_never_written(*, at_once: bool) -> None:
-    """So it is upstream (docs/hazards/unfixed.md), where pages for a chunk are there before a connector is asked. Where
-    they are allocated with the prefix, there is none to share."""
+    """So it is upstream (docs/hazards/h8-uncomputed-blocks.md), where pages for a chunk are there before a connector is
+    asked. Where they are allocated with the prefix, there is none to share."""
     books = runtime(window=8)
     cache, row = resumed(books, [], 0 if at_once else 16)
     assert cache.resize(16, 12)

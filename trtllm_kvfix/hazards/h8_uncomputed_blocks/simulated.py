@@ -1,7 +1,9 @@
-"""H8 without TensorRT-LLM: a request whose prompt was not computed to its end leaves its blocks."""
+"""H8 without TensorRT-LLM: a request leaves blocks that it did not compute, or is moved past pages that nobody
+writes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from trtllm_kvfix.hazards.simulated import require
@@ -44,3 +46,54 @@ def self_test(storing: Around, releasing: Around) -> None:
     require(early not in manager.stored, "blocks that were not computed were offered for reuse")
     require(manager.stored == [whole, whole], "blocks that were computed were not offered")
     require(len(manager.released) == 2 and not early.is_dummy_request, "a release left something behind")
+
+
+@dataclass
+class _SlidingCache:
+    """Its pages by block, of one group whose window slides. Those that the window passes are kept, as V2 does."""
+
+    capacity: int = 0
+    num_committed_tokens: int = 0
+    pages: set[int] = field(default_factory=set)
+
+    @property
+    def history_length(self) -> int:
+        return self.num_committed_tokens
+
+    def resize(self, capacity: int, history_length: int = 0) -> bool:
+        blocks, passed = -(-capacity // BLOCK), _passed(history_length)
+        self.pages = {at for at in range(blocks) if at in self.pages or at >= passed}
+        self.capacity = capacity
+        return True
+
+
+BLOCK, WINDOW = 4, 8
+
+
+def _passed(position: int) -> int:
+    """Blocks in front of the window of the next token."""
+    return max(0, position + 1 - WINDOW) // BLOCK
+
+
+class _AnsweredManager:
+    """Has pages for a chunk when it asks a connector, as upstream's V2."""
+
+    tokens_per_block = BLOCK
+    impl = SimpleNamespace(layer_grouping=[[0]])
+
+    def _stale_block_range(self, _group: int, history_length: int) -> tuple[int, int]:
+        return 0, _passed(history_length)
+
+    def resize(self, _request: None, cache: _SlidingCache, position: int, end: int) -> bool:
+        return cache.resize(max(cache.capacity, end), position)
+
+
+def self_test_of_answers(resizing: Around) -> None:
+    manager, resize = _AnsweredManager(), resizing(_AnsweredManager.resize)
+    for matched, position, is_taken in ((0, 20, True), (4, 20, True), (4, 10, True), (6, 20, False)):
+        cache = _SlidingCache(num_committed_tokens=matched)
+        cache.resize(24)
+        require(resize(manager, None, cache, position, 28) is is_taken, "a prefix was taken, or refused, wrongly")
+        unwritten = {at for at in cache.pages if matched // BLOCK <= at < _passed(position)} if is_taken else set()
+        require(not unwritten, "pages that nobody writes are kept to be reused")
+        require(cache.capacity == (28 if is_taken else 24), "a request has not the pages that it was given")
