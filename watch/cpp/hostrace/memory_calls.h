@@ -13,6 +13,8 @@
 
 namespace hostrace {
 
+struct Watcher;
+
 // Pinned memory that the program protects itself.
 class LeftAlone {
   public:
@@ -20,15 +22,18 @@ class LeftAlone {
     bool add(Span span) {
         const bool mine = !lock_.lock_unless_mine();
         const std::size_t end = end_.load(std::memory_order_relaxed);
+        const bool known = std::any_of(spans_.begin(), spans_.begin() + end, [&](const Span& each) {
+            return each.begin <= span.begin && span.end <= each.end;
+        });
         const bool room = end < spans_.size();
-        if (room) {
+        if (!known && room) {
             spans_[end] = span;
             end_.store(end + 1, std::memory_order_relaxed);
         }
         if (!mine) {
             lock_.unlock();
         }
-        return room;
+        return known || room;
     }
     // It may be read and written again, or is no longer pinned.
     void remove(Span span) {
@@ -55,6 +60,9 @@ class LeftAlone {
     std::array<Span, 64> spans_{};
     std::atomic<std::size_t> end_{0};
 };
+
+// Others reach these pages past us from now on: none of them is protected any more. What copies read there is compared.
+void leave_alone(Watcher& watch, Span span);
 
 // Around a call into the kernel, by its number; other calls cost nothing.
 class MemoryCall {
