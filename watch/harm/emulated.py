@@ -20,7 +20,7 @@ from watch.harm.compare import Outcome, outcome
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "watch/harm/programs.cc", *sorted((ROOT / "watch/harm").glob("programs_of_*.cc"))]
 PREFIX, QEMU, TREE = "aarch64-linux-gnu-", "qemu-aarch64", "/usr/aarch64-linux-gnu"
-LEFT_OUT = ("blocked_", "condition_beside_", "mutex_beside_", "waits_for_", "children_")
+LEFT_OUT = ("blocked_", "condition_beside_", "mutex_beside_", "waits_for_", "children_", "commands_")
 LIMIT_S = 60.0
 
 

@@ -63,6 +63,7 @@ CASES = [
     "child_without_pinned_memory",
     "children_of_every_kind",
     "children_told_into_pinned_memory",
+    "commands_in_pinned_memory",
     "condition_beside_registered_memory",
     "connections_into_pinned_memory",
     "contexts_that_block_signals",
