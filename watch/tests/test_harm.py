@@ -92,6 +92,7 @@ CASES = [
     "interrupts_that_touch_neighbours",
     "jumps_out_of_a_handler",
     "jumps_that_restore_masks",
+    "locks_and_advises_by_a_raw_call",
     "locks_and_advises_pinned_memory",
     "many_threads_that_wait",
     "maps_over_pinned_memory",
