@@ -361,6 +361,37 @@ PROGRAM(robust_mutexes_in_pinned_memory) {
     return 0;
 }
 
+// A thread waits already when its lock's memory is registered, and has to wait once more when it is told.
+PROGRAM(waits_for_what_is_registered_meanwhile) {
+    struct Both {
+        pthread_mutex_t mutex;
+        pthread_cond_t condition;
+        bool told;
+    };
+    auto& both = *static_cast<Both*>(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    Cuda cuda;
+    woken(
+        [&] {
+            int waited = pthread_mutex_lock(&both.mutex);
+            while (!both.told) {
+                waited += pthread_cond_wait(&both.condition, &both.mutex);
+            }
+            return waited + pthread_mutex_unlock(&both.mutex);
+        },
+        [&] {
+            cuda.pin(&both, kPage);
+            cuda.close();
+            cuda.fetch(reinterpret_cast<char*>(&both) + 2048, 512);
+            pthread_mutex_lock(&both.mutex);
+            both.told = true;
+            const int result = pthread_cond_signal(&both.condition);
+            usleep(50'000);  // it waits for the mutex
+            return result + pthread_mutex_unlock(&both.mutex);
+        });
+    cuda.finish();
+    return 0;
+}
+
 char* shared_memory() {
     return static_cast<char*>(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
 }

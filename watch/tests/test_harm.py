@@ -161,6 +161,7 @@ CASES = [
     "waits_for_mutexes",
     "waits_for_once",
     "waits_for_semaphores",
+    "waits_for_what_is_registered_meanwhile",
 ]
 
 

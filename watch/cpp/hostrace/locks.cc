@@ -34,15 +34,23 @@ Opened opened_for(const Objects*... objects) {
 }
 
 // The kernel takes a robust lock from a thread that ends, however it ends: no call is there to open the page.
-void leave_alone_if_robust(const pthread_mutex_t* mutex) {
+bool is_robust(const pthread_mutex_t* mutex) {
     constexpr int kRobust = 16;
+    return (mutex->__data.__kind & kRobust) != 0;
+}
+bool is_robust(const void* /*other*/) { return false; }
+
+// What a program registers may have locks in it for which threads wait already: their calls opened nothing. Whoever wakes
+// them comes here first.
+template <typename Lock>
+void leave_alone_if_needed(const Lock* lock) {
     const InOurBooks meanwhile;
+    const Span span = whole(lock);
     Watcher* watch = watcher();
-    if ((mutex->__data.__kind & kRobust) != 0 && watch != nullptr && watch->ranges.meet(whole(mutex))) {
-        leave_alone(*watch, pages_around(whole(mutex)));
+    if (watch != nullptr && watch->ranges.meet(span) && (is_robust(lock) || watch->ranges.meet_registered(span))) {
+        leave_alone(*watch, pages_around(span));
     }
 }
-void leave_alone_if_robust(const void* /*other*/) {}
 
 template <typename Call, typename Lock, typename... Others>
 auto with_open(Call call, const Lock* lock, const Others*... others) {
@@ -52,7 +60,7 @@ auto with_open(Call call, const Lock* lock, const Others*... others) {
         return call();
     }
     const Opened opened = opened_for(lock, others...);
-    leave_alone_if_robust(lock);
+    leave_alone_if_needed(lock);
     return call();
 }
 

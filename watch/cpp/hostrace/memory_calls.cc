@@ -43,12 +43,12 @@ Opening made_of(Watcher& watch, Span span) {
 }  // namespace
 
 void leave_alone(Watcher& watch, Span span) {
-    if (!is_pinned(watch, span)) {
+    if (!is_pinned(watch, span) || watch.left_alone.holds(span)) {
         return;
     }
     if (!watch.left_alone.add(span)) {
         stop_protecting(
-            "the program changes the protection of pinned memory at many places: "
+            "the program protects pinned memory, or has locks in what it registered, at many places: "
             "no page is protected, and only changes of what copies read are seen");
     }
     watch.guard.forget(span);

@@ -22,18 +22,15 @@ class LeftAlone {
     bool add(Span span) {
         const bool mine = !lock_.lock_unless_mine();
         const std::size_t end = end_.load(std::memory_order_relaxed);
-        const bool known = std::any_of(spans_.begin(), spans_.begin() + end, [&](const Span& each) {
-            return each.begin <= span.begin && span.end <= each.end;
-        });
         const bool room = end < spans_.size();
-        if (!known && room) {
+        if (room) {
             spans_[end] = span;
             end_.store(end + 1, std::memory_order_relaxed);
         }
         if (!mine) {
             lock_.unlock();
         }
-        return known || room;
+        return room;
     }
     // It may be read and written again, or is no longer pinned.
     void remove(Span span) {
@@ -46,16 +43,27 @@ class LeftAlone {
         }
     }
     bool meets(Span span) {
-        if (end_.load(std::memory_order_relaxed) == 0 || !lock_.lock_unless_mine()) {
-            return end_.load(std::memory_order_relaxed) != 0;
-        }
-        const bool any = std::any_of(spans_.begin(), spans_.begin() + end_.load(std::memory_order_relaxed),
-                                     [&](const Span& each) { return each.meets(span); });
-        lock_.unlock();
-        return any;
+        return any([&](const Span& each) { return each.meets(span); }, true);
+    }
+    bool holds(Span span) {
+        return any([&](const Span& each) { return each.begin <= span.begin && span.end <= each.end; }, false);
     }
 
   private:
+    // `unknown` where a handler asks that interrupted us here.
+    template <typename Is>
+    bool any(Is is, bool unknown) {
+        if (end_.load(std::memory_order_relaxed) == 0) {
+            return false;
+        }
+        if (!lock_.lock_unless_mine()) {
+            return unknown;
+        }
+        const bool found = std::any_of(spans_.begin(), spans_.begin() + end_.load(std::memory_order_relaxed), is);
+        lock_.unlock();
+        return found;
+    }
+
     OwnedLock lock_;
     std::array<Span, 64> spans_{};
     std::atomic<std::size_t> end_{0};
