@@ -146,10 +146,10 @@ class Driver:
         self("cuMemSetAccess", address, room, who, Size(2))
         return (c.c_ubyte * bytes_).from_address(address.value)
 
-    def pool(self) -> Handle:
-        """Of host memory, which the device may use."""
+    def pool(self, place: int = PLACE_HOST_NUMA) -> Handle:
+        """Of memory that the device may use."""
         pool = Handle()
-        made = Allocation(1, 0, Place(PLACE_HOST_NUMA, 0))
+        made = Allocation(1, 0, Place(place, 0))
         self("cuMemPoolCreate", c.byref(pool), c.byref(made))
         self("cuMemPoolSetAccess", pool, c.byref(Access(Place(PLACE_DEVICE, 0), 3)), Size(1))
         return pool

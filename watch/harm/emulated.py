@@ -2,7 +2,9 @@
 
 Everything is compiled for aarch64, the driver that is made up included, and runs under QEMU, plain and watched.
 Programs that look for their own system calls are left out, because QEMU does not tell those of the emulated machine,
-and so are children, which run on the real one. A program that races has to be reported."""
+and so are children, which run on the real one, and what QEMU does not do: take robust mutexes from threads that end,
+and keep back what is sent of signals of faults. On aarch64 nobody hands over calls past the C library. A program that
+races has to be reported."""
 
 import argparse
 import os
@@ -20,7 +22,10 @@ from watch.harm.compare import Outcome, outcome
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "watch/harm/programs.cc", *sorted((ROOT / "watch/harm").glob("programs_of_*.cc"))]
 PREFIX, QEMU, TREE = "aarch64-linux-gnu-", "qemu-aarch64", "/usr/aarch64-linux-gnu"
-LEFT_OUT = ("blocked_", "condition_beside_", "mutex_beside_", "children_")
+LEFT_OUT = (
+    *("blocked_", "condition_beside_", "mutex_beside_", "waits_for_", "handlers_that_interrupt"),
+    *("children_", "commands_", "raw_call", "robust_mutexes_", "signals_that_are_sent_"),
+)
 LIMIT_S = 60.0
 
 
@@ -71,7 +76,7 @@ def main() -> int:
         machine = Machine(given.library, folder)
         programs = str(compiled(SOURCES, folder / "programs"))
         names = [each for each in machine.plain(programs).out.decode().split() if each]
-        names = [each for each in names if not each.startswith(LEFT_OUT)]
+        names = [each for each in names if not any(part in each for part in LEFT_OUT)]
         bad = [each for each in names if harmed(machine, programs, each)]
         _, processes = machine.watched(str(compiled([ROOT / "watch/tests/racy.cc"], folder / "racy")))
         races = [(race.grade, race.touch) for race in merged(processes)]

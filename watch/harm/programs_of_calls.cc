@@ -284,6 +284,39 @@ PROGRAM(names_in_pinned_memory) {
     say("memfd", memfd_create(name, 0) >= 0 ? 0 : -1);
     return 0;
 }
+// The C library makes calls of its own for them.
+PROGRAM(commands_in_pinned_memory) {
+    Pinned pinned;
+    char* const name = pinned.page + 64;
+    const auto named = [&](const char* text) { return std::strcpy(name, text); };
+    std::fflush(stdout);
+    say("system", system(named("exit 7")));
+    FILE* const said = popen(named("exit 8"), "r");
+    say("popen", said == nullptr ? -1 : pclose(said));
+    say("pathconf", pathconf(named("."), _PC_NAME_MAX));
+    dirent** found = nullptr;
+    say("scandir", scandir(named("/proc/self/task"), &found, nullptr, alphasort) >= 3);
+    FILE* const null = fopen("/dev/null", "r");
+    say("freopen", freopen(named("/proc/self/stat"), "r", null) != nullptr);
+    std::array<char*, 2> environment{std::strcpy(pinned.page + 512, "said=9"), nullptr};
+    const auto child = [](auto run) {
+        std::fflush(stdout);
+        const pid_t id = vfork();
+        if (id == 0) {
+            run();
+            _exit(77);
+        }
+        int status = 0;
+        waitpid(id, &status, 0);
+        say("child", WEXITSTATUS(status));
+    };
+    const char* const given = std::strcpy(pinned.page + 256, "exit $said");
+    child([&] { execl(named("/bin/sh"), "sh", "-c", "exit 6", nullptr); });
+    child([&] { execlp(named("sh"), "sh", "-c", "exit 5", nullptr); });
+    child([&] { execle(named("/bin/sh"), "sh", "-c", given, nullptr, environment.data()); });
+    child([&] { execl(named("/nowhere"), nullptr, nullptr); });
+    return 0;
+}
 PROGRAM(times_and_limits_in_pinned_memory) {
     Pinned pinned;
     char* const page = pinned.page;

@@ -173,8 +173,6 @@ PROGRAM(locks_and_advises_pinned_memory) {
         say("madvise", madvise(own.memory, bytes, advice));
     }
     say("posix_madvise", posix_madvise(own.memory, bytes, POSIX_MADV_WILLNEED));
-    say("raw mlock", raw(SYS_mlock, address(own.memory), static_cast<long>(bytes)));
-    say("raw madvise", raw(SYS_madvise, address(own.memory), static_cast<long>(bytes), MADV_POPULATE_WRITE));
     own.cuda.finish();
     own.say_faults("behind them");
     say("munlock", munlock(own.memory, bytes));
@@ -185,6 +183,15 @@ PROGRAM(locks_and_advises_pinned_memory) {
         say("data", advice == MADV_DONTNEED ? own.memory[2 * kPage] : 0);
         own.cuda.finish();
     }
+    own.say_faults("behind them");
+    return 0;
+}
+PROGRAM(locks_and_advises_by_a_raw_call) {
+    Registered own(mapped());
+    constexpr long bytes = kPages * kPage;
+    say("mlock", raw(SYS_mlock, address(own.memory), bytes));
+    say("madvise", raw(SYS_madvise, address(own.memory), bytes, MADV_POPULATE_WRITE));
+    own.cuda.finish();
     own.say_faults("behind them");
     return 0;
 }

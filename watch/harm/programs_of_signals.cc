@@ -1,4 +1,6 @@
 // Programs that set handlers and masks of the signals that hostrace needs, in each way that the C library has.
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <csignal>
@@ -13,6 +15,8 @@ namespace {
 
 using Install = sighandler_t (*)(int, sighandler_t) noexcept;
 Install by_name(const char* name) { return reinterpret_cast<Install>(dlsym(RTLD_DEFAULT, name)); }
+
+unsigned long bit(int number) { return 1UL << (number - 1); }
 
 PROGRAM(handlers_by_older_functions) {
     Pinned pinned;
@@ -254,6 +258,112 @@ PROGRAM(handler_that_ends_by_its_own_signal) {
     fault();
     std::printf("not reached\n");
     return 0;
+}
+
+// What a handler leaves in the mask behind it holds from there on, whatever its signal.
+PROGRAM(handlers_that_block_signals_behind_them) {
+    struct KernelAction {
+        void (*handler)(int, siginfo_t*, void*);
+        unsigned long flags;
+        void* restorer;
+        unsigned long mask;
+    };
+    static std::array<int, 3> rounds{};
+    static const auto block = [](int number, siginfo_t* info, void* raw) {
+        ++rounds[0];
+        rounds[1] += info->si_signo == number && info->si_pid == getpid() ? 1 : 0;
+        auto& mask = static_cast<ucontext_t*>(raw)->uc_sigmask;
+        rounds[2] += sigismember(&mask, SIGTRAP);
+        for (const int ours : {SIGSEGV, SIGTRAP, SIGSYS}) {
+            sigaddset(&mask, ours);
+        }
+    };
+    Pinned pinned;
+    const auto blocks = [&](const char* how, auto set) {
+        set();
+        for (int round = 0; round < 2; ++round) {
+            pthread_kill(pthread_self(), SIGUSR1);
+            say_mask(how);
+            touch(pinned);
+        }
+        sigsetmask(0);
+        std::printf("%s: handled %d by itself %d blocked %d\n", how, rounds[0], rounds[1], rounds[2]);
+    };
+    struct sigaction action{};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = block;
+    blocks("by sigaction", [&] { sigaction(SIGUSR1, &action, nullptr); });
+    struct sigaction before{};
+    sigaction(SIGUSR1, nullptr, &before);
+    say("its own", before.sa_sigaction == static_cast<decltype(before.sa_sigaction)>(block));
+    action.sa_flags |= static_cast<int>(SA_RESETHAND);
+    sigaction(SIGUSR1, &action, &before);
+    say("its own", before.sa_sigaction == static_cast<decltype(before.sa_sigaction)>(block));
+    pthread_kill(pthread_self(), SIGUSR1);
+    touch(pinned);
+    say_action(SIGUSR1);
+    sigsetmask(0);
+    KernelAction kernels{};
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGUSR1, &action, nullptr);
+    syscall(SYS_rt_sigaction, SIGUSR1, nullptr, &kernels, sizeof kernels.mask);
+    say("its own", kernels.handler == static_cast<decltype(kernels.handler)>(block));
+    signal(SIGUSR1, SIG_DFL);
+    blocks("by number", [&] { syscall(SYS_rt_sigaction, SIGUSR1, &kernels, nullptr, sizeof kernels.mask); });
+    return 0;
+}
+// By the C library's function for calls that have none, and past it.
+template <typename Make>
+int masks_by(Make make) {
+    static Pinned pinned;
+    static int touched = 0;
+    signal(SIGUSR1, [](int) {
+        touch(pinned);
+        ++touched;
+    });
+    unsigned long all = ~0UL;
+    unsigned long before = 0;
+    const unsigned long most = ~bit(SIGUSR1);
+    say("block", make(SYS_rt_sigprocmask, SIG_SETMASK, address(&all), address(&before), sizeof all, 0, 0));
+    std::printf("before %lx\n", before);
+    touch(pinned);
+    say_mask("blocked");
+    say("asked", make(SYS_rt_sigprocmask, SIG_BLOCK, 0, address(&before), sizeof before, 0, 0));
+    std::printf("blocked %lx\n", before);
+    pollfd none{-1, 0, 0};
+    epoll_event event{};
+    const int set = epoll_create1(0);
+    const std::array<unsigned long, 2> sized{static_cast<unsigned long>(address(&most)), sizeof most};
+    const auto wakes = [&](const char* what, auto... arguments) {
+        pthread_kill(pthread_self(), SIGUSR1);
+        errno = 0;
+        const long result = make(arguments...);
+        std::printf("%s %d touched %d\n", what, result == -1 ? -errno : static_cast<int>(result), touched);
+        say_mask(what);
+        touch(pinned);
+    };
+    wakes("suspend", SYS_rt_sigsuspend, address(&most), sizeof most, 0, 0, 0, 0);
+    wakes("ppoll", SYS_ppoll, address(&none), 1, 0, address(&most), sizeof most, 0);
+    wakes("pselect", SYS_pselect6, 0, 0, 0, 0, 0, address(&sized));
+    wakes("epoll", SYS_epoll_pwait, set, address(&event), 1, -1, address(&most), sizeof most);
+    struct {
+        void (*handler)(int);
+        unsigned long flags;
+        void* restorer;
+        unsigned long mask;
+    } ignored{SIG_IGN, 0, nullptr, 0};
+    for (const int number : {SIGSEGV, SIGSYS, SIGTRAP}) {
+        say("ignore", make(SYS_rt_sigaction, number, address(&ignored), 0, sizeof all, 0, 0));
+        say_action(number);
+        touch(pinned);
+    }
+    return 0;
+}
+PROGRAM(masks_by_number) {
+    return masks_by([](auto... arguments) { return syscall(arguments...); });
+}
+PROGRAM(masks_by_a_raw_call) {
+    return masks_by([](auto... arguments) { return raw(arguments...); });
 }
 
 }  // namespace

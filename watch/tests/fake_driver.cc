@@ -36,7 +36,7 @@ thread_local void* current = nullptr;
 template <typename Arguments, typename Body>
 int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
     int result = kSuccess;
-    CallbackData data{0, name, &arguments, &result, nullptr, &context};
+    CallbackData data{0, name, &arguments, &result, nullptr, current};
     const bool tell = subscriber != nullptr && enabled[id];
     if (tell) {
         subscriber(subscriber_data, 1, id, &data);

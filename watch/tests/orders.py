@@ -16,6 +16,7 @@ from watch.gpu.driver import (
     ORDER_ANY,
     ORDER_DURING_CALL,
     ORDER_STREAM,
+    PLACE_DEVICE,
     Address,
     Driver,
     Handle,
@@ -387,6 +388,7 @@ def rewrite_in_the_stream(cuda: Driver, memory: mmap.mmap) -> None:
 RACY["pageable_source_of_a_batch"] = pageable(ORDER_STREAM, rewrite)
 RACY["pageable_source_in_any_order"] = pageable(ORDER_ANY, rewrite)
 RACY["pageable_source_that_goes"] = pageable(ORDER_STREAM, give_back)
+RACY["pageable_source_where_nothing_else_is_made"] = pageable(ORDER_STREAM, rewrite)
 CLEAN["pageable_source_behind_a_wait"] = pageable(ORDER_ANY, wait_and_rewrite)
 CLEAN["pageable_source_that_goes_behind_a_wait"] = pageable(ORDER_STREAM, wait_and_give_back)
 CLEAN["pageable_source_of_a_host_function"] = pageable(ORDER_STREAM, rewrite_in_the_stream)
@@ -545,6 +547,21 @@ def never_waits(cuda: Driver) -> None:
     host[0] = 1  # its use has made room
 
 
+class OfPools(Driver):
+    """No stream but the default one, and device memory of a pool."""
+
+    def new_stream(self) -> Handle:
+        return legacy(self)
+
+    def allocate(self, bytes_: int) -> Address:
+        address, pool = Address(), self.pool(PLACE_DEVICE)
+        self("cuMemAllocFromPoolAsync", c.byref(address), Size(bytes_), pool, self.stream)
+        return address
+
+
+DRIVERS = {"pageable_source_where_nothing_else_is_made": OfPools}
+
 if __name__ == "__main__":
-    {**RACY, **CLEAN, **MAYBE, **LARGE}[sys.argv[1]](Driver())
+    given = sys.argv[1]
+    {**RACY, **CLEAN, **MAYBE, **LARGE}[given](DRIVERS.get(given, Driver)())
     os._exit(0)

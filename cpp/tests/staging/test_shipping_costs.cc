@@ -10,15 +10,16 @@ thread_local std::uint64_t allocations = 0;  // outside of the device
 
 }  // namespace
 
-void* operator new(std::size_t bytes) {
+// GCC takes the pair for a mismatch where it has only one of them in a caller.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
     allocations += kvfix::is_in_device ? 0 : 1;
     if (void* const memory = std::malloc(bytes)) {
         return memory;
     }
     throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
 
 namespace kvfix {
 namespace {

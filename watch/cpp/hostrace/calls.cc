@@ -93,14 +93,8 @@ void add_batched(const Call& call, const Sides& sides, int order, Enqueued& behi
 
 // What follows takes what the driver's functions take, or the first of it.
 
-// What watches a use needs pinned memory of its own, and pinning it may wait for the device. A use must not wait, so it is
-// made when the program pins memory itself, or gets a stream or memory on the device: without these there is no use. In
-// batches the device reads memory that nobody has pinned.
-void is_going_to_work(const Call& call) { call.parts.streams.prepare(call.context); }
-
 void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes, bool registered) {
     call.parts.ranges.add(begin, bytes, registered, call.parts.watch.stacks.take());
-    is_going_to_work(call);
 }
 
 void host_alloc(const Call& call, void** result, std::size_t bytes) { pinned(call, number(*result), bytes, false); }
@@ -525,7 +519,10 @@ void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
         return;
     }
     const Entry& entry = kTable[static_cast<std::size_t>(data.site)][number];
-    if (entry.handler == nullptr) {
+    // Whatever may use the device, or make it wait, is seen when it returns: it has not begun yet.
+    const bool unprepared = data.site == cupti::kEnter && kTable[cupti::kExit][number].handler != nullptr &&
+                            !streams.prepared(data.context);
+    if (entry.handler == nullptr && !unprepared) {
         return;
     }
     Thread& thread = self();
@@ -536,7 +533,12 @@ void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
     }
     const ErrnoKept of_the_program;
     thread.inside = true;
-    entry.handler({*this, data.context, entry.per_thread}, data.arguments);
+    if (unprepared) {
+        streams.prepare(data.context);
+    }
+    if (entry.handler != nullptr) {
+        entry.handler({*this, data.context, entry.per_thread}, data.arguments);
+    }
     thread.inside = false;
 }
 

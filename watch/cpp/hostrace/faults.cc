@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "hostrace/errno_kept.h"
+#include "hostrace/interpose.h"
 #include "hostrace/machine.h"
 #include "hostrace/stacks.h"
 #include "hostrace/thread.h"
@@ -132,10 +133,10 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
 void restart_calls_as(const struct sigaction& action, int signal) {
     const bool restarts = action.sa_handler == SIG_IGN || (action.sa_flags & SA_RESTART) != 0;
     KernelAction ours{};
-    if (syscall(SYS_rt_sigaction, signal, nullptr, &ours, sizeof ours.mask) == 0 &&
+    if (to_linux(SYS_rt_sigaction, signal, nullptr, &ours, sizeof ours.mask) == 0 &&
         ((ours.flags & SA_RESTART) != 0) != restarts) {
         ours.flags ^= SA_RESTART;
-        syscall(SYS_rt_sigaction, signal, &ours, nullptr, sizeof ours.mask);
+        to_linux(SYS_rt_sigaction, signal, &ours, nullptr, sizeof ours.mask);
     }
 }
 
@@ -151,7 +152,7 @@ void end_by(int signal, bool again) {
     ending.sa_handler = SIG_DFL;
     libc_sigaction(signal, &ending, nullptr);
     if (again) {
-        syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
+        to_linux(SYS_tgkill, getpid(), to_linux(SYS_gettid), signal);
     }
 }
 
@@ -172,23 +173,29 @@ void call_handler(const struct sigaction& action, int signal, siginfo_t* info, u
         mask |= bit_of(signal);
     }
     const std::uint64_t others = (mask_of(context) | mask) & ~kOurSignals;
-    set_mask(context, mask_of(context) | thread.blocked);
+    tell_blocked(context);
     thread.blocked |= mask & kOurSignals;
     Watcher* watch = watcher();
     if (watch != nullptr && !thread.open_in_handler && !watch->guard.locked_by_me() && on_a_small_stack(context)) {
         thread.open_in_handler = true;
         static_cast<void>(watch->guard.open_all_for_now());
     }
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &others, nullptr, sizeof others);
+    to_linux(SYS_rt_sigprocmask, SIG_SETMASK, &others, nullptr, sizeof others);
     action.sa_sigaction(signal, info, &context);  // the kernel hands over all three whatever the flags say
     const ErrnoKept of_the_handler;
     handler_is_left();
-    thread.blocked = mask_of(context) & kOurSignals;
-    set_mask(context, mask_of(context) & ~kOurSignals);
-    send_what_waited();
+    take_blocked(context);
 }
 
 }  // namespace
+
+void tell_blocked(ucontext_t& context) { set_mask(context, mask_of(context) | self().blocked); }
+
+void take_blocked(ucontext_t& context) {
+    self().blocked = mask_of(context) & kOurSignals;
+    set_mask(context, mask_of(context) & ~kOurSignals);
+    send_what_waited();
+}
 
 void handler_is_left() {
     if (self().open_in_handler) {
@@ -204,7 +211,7 @@ void send_what_waited() {
     while ((thread.waiting & ~thread.blocked) != 0) {
         siginfo_t info{};
         const int signal = take_what_waits(~thread.blocked, &info);
-        syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), signal, &info);
+        to_linux(SYS_rt_tgsigqueueinfo, getpid(), to_linux(SYS_gettid), signal, &info);
     }
 }
 
@@ -294,9 +301,12 @@ bool is_ours(int signal) {
 }
 
 bool take_signal(int signal, const struct sigaction& action) {
-    if (libc_sigaction(signal, &action, &programs(signal)) != 0) {
+    struct sigaction before{};
+    if (libc_sigaction(signal, &action, &before) != 0) {
         return false;
     }
+    as_the_program_set(signal, before);
+    programs(signal) = before;
     taken.fetch_or(bit_of(signal), std::memory_order_release);
     restart_calls_as(programs(signal), signal);
     return true;
@@ -305,7 +315,7 @@ bool take_signal(int signal, const struct sigaction& action) {
 void give_signals_back() {
     for (const int signal : kOurs) {
         KernelAction kernels{};
-        if (!is_ours(signal) || syscall(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0) {
+        if (!is_ours(signal) || to_linux(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0) {
             continue;
         }
         program.lock.lock_unless_mine();
@@ -315,7 +325,7 @@ void give_signals_back() {
         kernels.handler = reinterpret_cast<void*>(action.sa_sigaction);
         kernels.flags = (kernels.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
         std::memcpy(&kernels.mask, &action.sa_mask, sizeof kernels.mask);
-        syscall(SYS_rt_sigaction, signal, &kernels, nullptr, sizeof kernels.mask);
+        to_linux(SYS_rt_sigaction, signal, &kernels, nullptr, sizeof kernels.mask);
     }
 }
 

@@ -2,6 +2,7 @@
 // Other handlers of the program keep working: they are called for whatever is not ours.
 #pragma once
 
+#include <ucontext.h>
 #include <csignal>
 
 #include "hostrace/guard.h"
@@ -26,6 +27,10 @@ struct KernelAction {
 };
 inline constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER, for which older headers have no name
 
+// A handler of the program finds the mask that it would find without us, and what it leaves there is taken up.
+void tell_blocked(ucontext_t& context);
+void take_blocked(ucontext_t& context);
+
 // The signal comes to us from now on. What the program had for it is kept.
 bool take_signal(int signal, const struct sigaction& action);
 // It comes to the program from now on, as do all of them.
@@ -41,6 +46,8 @@ int take_what_waits(std::uint64_t set, siginfo_t* info);
 // What the program sees of our signals: as if our handlers were not there.
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
 bool is_ours(int signal);
+// What the kernel has for a signal, as the program set it.
+void as_the_program_set(int signal, struct sigaction& action);
 // The C library's own, behind the one that stands in front of it.
 int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
 

@@ -1,6 +1,5 @@
 // Functions of the C library that are called through us where the library is preloaded. Each does what the original
 // does, after what keeps the two from harming each other:
-// - handlers of our signals (thread.h) are kept for the program, and called for what is not ours;
 // - a thread that blocked these signals would be killed by its first touch: they stay unblocked;
 // - who started a thread is noted, because workers without Python touch memory on behalf of one that has it.
 #include <dlfcn.h>
@@ -24,7 +23,6 @@
 namespace hostrace {
 namespace {
 
-HOSTRACE_NEXT(sigaction);
 HOSTRACE_NEXT(pthread_sigmask);
 HOSTRACE_NEXT(sigprocmask);
 HOSTRACE_NEXT(pthread_create);
@@ -49,9 +47,6 @@ int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
     }
     return result;
 }
-
-// What each handler's mask would block besides.
-std::array<std::atomic<std::uint64_t>, NSIG> blocked_in_handlers{};
 
 struct Start {
     void* (*routine)(void*);
@@ -87,47 +82,9 @@ bool in_front() {
     return is_ours("read") && is_ours("poll") && is_ours("sigaction") && is_ours("pthread_sigmask");
 }
 
-int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
-    return next_sigaction(signal, action, before);
-}
-
 }  // namespace hostrace
 
 using namespace hostrace;
-
-HOSTRACE_EXPORT int sigaction(int signal, const struct sigaction* action, struct sigaction* before) noexcept {
-    if (is_ours(signal)) {
-        return program_sigaction(signal, action, before);
-    }
-    if (signal <= 0 || signal >= NSIG) {
-        return next_sigaction(signal, action, before);
-    }
-    struct sigaction ours{};
-    std::uint64_t bits = 0;
-    if (action != nullptr) {
-        const Masked mask(&action->sa_mask);
-        ours = *action;
-        ours.sa_mask = *mask.given;
-        bits = mask.bits;
-    }
-    std::atomic<std::uint64_t>& blocked = blocked_in_handlers[static_cast<std::size_t>(signal)];
-    const std::uint64_t was = blocked.load(std::memory_order_relaxed);
-    struct sigaction told{};
-    const int result = next_sigaction(signal, action == nullptr ? nullptr : &ours, before == nullptr ? nullptr : &told);
-    if (result == 0) {
-        blocked.store(action == nullptr ? was : bits, std::memory_order_relaxed);
-    }
-    if (result == 0 && before != nullptr) {
-        Masked::tell(&told.sa_mask, was);
-        *before = told;
-    }
-    return result;
-}
-HOSTRACE_EXPORT int other_sigaction(int signal, const struct sigaction* action,
-                                    struct sigaction* before) __asm__("__sigaction");
-int other_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
-    return sigaction(signal, action, before);
-}
 
 HOSTRACE_EXPORT int pthread_sigmask(int how, const sigset_t* set, sigset_t* before) noexcept {
     return masked(next_pthread_sigmask, how, set, before);

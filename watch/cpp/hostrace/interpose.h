@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <unistd.h>
 #include <cerrno>
 
 #include <atomic>
@@ -48,3 +49,10 @@ class Next {
 // The attributes of a declaration, such as nothrow, are no part of the type that is taken from it.
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #define HOSTRACE_NEXT(function) constinit Next<decltype(::function)> next_##function(#function)
+
+namespace hostrace {
+
+// A call into the kernel by its number that is ours, and not the program's.
+inline constinit Next<decltype(::syscall)> to_linux("syscall");
+
+}  // namespace hostrace

@@ -76,7 +76,7 @@ void take_up(std::uint64_t blocked) {
 void keep_for(ucontext_t& context) {
     Words& mask = words_of(context.uc_sigmask);
     mask.kept() = kOurs64 | self().blocked;
-    syscall(SYS_rt_sigprocmask, SIG_BLOCK, nullptr, &mask.mask_then(), sizeof mask.mask());
+    to_linux(SYS_rt_sigprocmask, SIG_BLOCK, nullptr, &mask.mask_then(), sizeof mask.mask());
 }
 
 // The program may have changed the mask since it was saved, and may have added ours to it.

@@ -29,9 +29,8 @@ constexpr std::uint32_t kWithoutMap = 1U << 14U;
 void stop() {
     const ErrnoKept of_the_program;
     stop_protecting(
-        "the program lets others read and write pinned memory at any time (io_uring, aio, a file's buffer): no page is "
-        "protected, and "
-        "only changes of what copies read are seen");
+        "the program lets others read and write pinned memory at any time (io_uring, aio, a file's buffer, a list of "
+        "robust locks): no page is protected, and only changes of what copies read are seen");
 }
 
 // What the program has put into its rings. Each place is looked at, whether it was handed over already or not.
@@ -137,6 +136,12 @@ void before_call(long number, const std::array<long, 6>& arguments) {
     const Watcher* watch = watcher();
     if (watch == nullptr || why_nothing_is_protected() != nullptr) {
         return;
+    }
+    if (number == SYS_set_robust_list) {
+        stop();  // the program puts locks into it, and takes them out, by no call at all
+    }
+    if (number == SYS_set_tid_address) {
+        touched_later(reinterpret_cast<const void*>(arguments[0]), sizeof(int));
     }
     if (number == SYS_io_submit) {
         auto* const* asked = reinterpret_cast<iocb**>(arguments[2]);

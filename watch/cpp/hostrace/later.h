@@ -1,5 +1,5 @@
-// Memory that is touched for the program after the call that asks for it has returned: by the kernel (io_uring, libaio),
-// or by a thread of the C library (aio). No call is there to keep pages open, so once such memory may be pinned, nothing
+// Memory that is touched for the program after the call that asks for it has returned: by the kernel (io_uring, libaio,
+// robust locks of a thread that ends), or by a thread of the C library (aio). No call is there to keep pages open, so once such memory may be pinned, nothing
 // is protected any more.
 #pragma once
 

@@ -19,18 +19,6 @@ Span span_of(const std::array<long, 6>& arguments, std::size_t at) {
 
 bool is_pinned(const Watcher& watch, Span span) { return !span.empty() && watch.ranges.meet(span); }
 
-void leave_alone(Watcher& watch, Span span) {
-    if (!is_pinned(watch, span)) {
-        return;
-    }
-    if (!watch.left_alone.add(span)) {
-        stop_protecting(
-            "the program changes the protection of pinned memory at many places: "
-            "no page is protected, and only changes of what copies read are seen");
-    }
-    watch.guard.forget(span);
-}
-
 // What is there now is other memory, or none.
 void replace(Watcher& watch, Span span) {
     if (is_pinned(watch, span)) {
@@ -53,6 +41,18 @@ Opening made_of(Watcher& watch, Span span) {
 }
 
 }  // namespace
+
+void leave_alone(Watcher& watch, Span span) {
+    if (!is_pinned(watch, span) || watch.left_alone.holds(span)) {
+        return;
+    }
+    if (!watch.left_alone.add(span)) {
+        stop_protecting(
+            "the program protects pinned memory, or has locks in what it registered, at many places: "
+            "no page is protected, and only changes of what copies read are seen");
+    }
+    watch.guard.forget(span);
+}
 
 MemoryCall::MemoryCall(long number, const std::array<long, 6>& arguments) {
     Watcher* watch = watcher();

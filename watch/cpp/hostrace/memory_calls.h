@@ -13,6 +13,8 @@
 
 namespace hostrace {
 
+struct Watcher;
+
 // Pinned memory that the program protects itself.
 class LeftAlone {
   public:
@@ -41,20 +43,34 @@ class LeftAlone {
         }
     }
     bool meets(Span span) {
-        if (end_.load(std::memory_order_relaxed) == 0 || !lock_.lock_unless_mine()) {
-            return end_.load(std::memory_order_relaxed) != 0;
-        }
-        const bool any = std::any_of(spans_.begin(), spans_.begin() + end_.load(std::memory_order_relaxed),
-                                     [&](const Span& each) { return each.meets(span); });
-        lock_.unlock();
-        return any;
+        return any([&](const Span& each) { return each.meets(span); }, true);
+    }
+    bool holds(Span span) {
+        return any([&](const Span& each) { return each.begin <= span.begin && span.end <= each.end; }, false);
     }
 
   private:
+    // `unknown` where a handler asks that interrupted us here.
+    template <typename Is>
+    bool any(Is is, bool unknown) {
+        if (end_.load(std::memory_order_relaxed) == 0) {
+            return false;
+        }
+        if (!lock_.lock_unless_mine()) {
+            return unknown;
+        }
+        const bool found = std::any_of(spans_.begin(), spans_.begin() + end_.load(std::memory_order_relaxed), is);
+        lock_.unlock();
+        return found;
+    }
+
     OwnedLock lock_;
     std::array<Span, 64> spans_{};
     std::atomic<std::size_t> end_{0};
 };
+
+// Others reach these pages past us from now on: none of them is protected any more. What copies read there is compared.
+void leave_alone(Watcher& watch, Span span);
 
 // Around a call into the kernel, by its number; other calls cost nothing.
 class MemoryCall {

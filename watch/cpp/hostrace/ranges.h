@@ -78,8 +78,22 @@ class Ranges {
         return false;
     }
 
-    // Whether any of it is pinned, perhaps where nobody can say so now: this may be asked in a signal handler.
+    // Whether any of it is pinned, or registered by the program, perhaps where nobody can say so now: this may be asked in a
+    // signal handler.
     bool meet(Span span) const {
+        return meets(span, [](const Range&) { return true; });
+    }
+    bool meet_registered(Span span) const {
+        return meets(span, [](const Range& range) { return range.registered; });
+    }
+
+  private:
+    // The driver gives device memory and host memory out in pieces of this size.
+    static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;
+    static constexpr std::uintptr_t kGranules = (std::uintptr_t{1} << 47) / kGranule;
+
+    template <typename Counts>
+    bool meets(Span span, Counts counts) const {
         if (!near(span.begin, span.end - span.begin)) {
             return false;
         }
@@ -88,13 +102,8 @@ class Ranges {
             return true;
         }
         const auto behind = after(span.end - 1);
-        return behind != sorted_.begin() && span.begin < std::prev(behind)->end;
+        return behind != sorted_.begin() && span.begin < std::prev(behind)->end && counts(*std::prev(behind));
     }
-
-  private:
-    // The driver gives device memory and host memory out in pieces of this size.
-    static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;
-    static constexpr std::uintptr_t kGranules = (std::uintptr_t{1} << 47) / kGranule;
 
     std::vector<Range>::const_iterator after(std::uintptr_t address) const {
         return std::upper_bound(sorted_.begin(), sorted_.end(), address,

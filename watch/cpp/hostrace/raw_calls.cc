@@ -30,8 +30,6 @@
 namespace hostrace {
 namespace {
 
-HOSTRACE_NEXT(syscall);
-
 using machine::kDispatch;
 constexpr int kByDispatch = 2;  // SYS_USER_DISPATCH, why SIGSYS came: older headers have no name for it
 
@@ -49,7 +47,7 @@ struct Call {
 
 long to_kernel(const Call& call) {
     const auto& [a, b, c, d, e, f] = call.arguments;
-    return next_syscall(call.number, a, b, c, d, e, f);
+    return to_linux(call.number, a, b, c, d, e, f);
 }
 
 long to_kernel_again(const Call& call) {
@@ -112,46 +110,75 @@ long settled(const Touches& touches, const Call& call) {
 }
 
 // The kernel is shown the mask that the program believes in, changes it and tells it. Then ours come out again.
-long change_mask(const Call& call, ucontext_t& context) {
+long change_mask(const Call& call) {
     Thread& thread = self();
     std::uint64_t mask = thread.blocked;
-    next_syscall(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof mask);
+    to_linux(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof mask);
     const long result = to_kernel_again(call);
     const ErrnoKept of_the_call;
-    next_syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &mask, sizeof mask);
+    to_linux(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &mask, sizeof mask);
     thread.blocked = mask & kOurSignals;
-    mask &= ~kOurSignals;
-    std::memcpy(&context.uc_sigmask, &mask, sizeof mask);
+    send_what_waited();
     return result;
 }
 
+// The C library refuses signals that it has for itself.
 long change_handler(const Call& call) {
     const int signal = static_cast<int>(call.arguments[0]);
     const auto* wanted = reinterpret_cast<const KernelAction*>(call.arguments[1]);
     auto* before = reinterpret_cast<KernelAction*>(call.arguments[2]);
-    if (!is_ours(signal)) {
-        KernelAction changed{};
-        Call other = call;
-        if (wanted != nullptr) {
-            changed = *wanted;
-            changed.mask &= ~kOurSignals;
-            other.arguments[1] = reinterpret_cast<long>(&changed);
-        }
-        return to_kernel_again(other);
-    }
     struct sigaction given{};
     struct sigaction was{};
+    if (call.arguments[3] != sizeof wanted->mask || libc_sigaction(signal, nullptr, &was) != 0) {
+        return to_kernel_again(call);
+    }
     if (wanted != nullptr) {
         given.sa_sigaction = reinterpret_cast<decltype(given.sa_sigaction)>(wanted->handler);
         given.sa_flags = static_cast<int>(wanted->flags);
         std::memcpy(&given.sa_mask, &wanted->mask, sizeof wanted->mask);
     }
-    program_sigaction(signal, wanted == nullptr ? nullptr : &given, &was);
-    if (before != nullptr) {
-        *before = {reinterpret_cast<void*>(was.sa_sigaction), static_cast<unsigned long>(was.sa_flags), nullptr, 0};
+    const int result = sigaction(signal, wanted == nullptr ? nullptr : &given, &was);
+    if (result == 0 && before != nullptr) {
+        *before = {reinterpret_cast<void*>(was.sa_sigaction), static_cast<unsigned long>(was.sa_flags),
+                   reinterpret_cast<void*>(was.sa_restorer), 0};
         std::memcpy(&before->mask, &was.sa_mask, sizeof before->mask);
     }
-    return 0;
+    return result;
+}
+
+// Calls that set a mask while they wait: which argument is its address, or that of its address and size.
+struct Waits {
+    long number;
+    std::size_t mask;
+    bool beside_size = false;
+};
+constexpr std::array kWaits{
+    Waits{SYS_rt_sigsuspend, 0},       Waits{SYS_ppoll, 3}, Waits{SYS_epoll_pwait, 4}, Waits{SYS_pselect6, 5, true},
+    Waits{SYS_io_pgetevents, 5, true},
+};
+
+long wait_without_ours(const Waits& waits, const Call& call) {
+    struct {
+        const std::uint64_t* mask;
+        std::size_t bytes;
+    } beside{};
+    Call changed = call;
+    long& place = changed.arguments[waits.mask];
+    if (place == 0) {
+        return to_kernel_again(call);
+    }
+    if (waits.beside_size) {
+        std::memcpy(&beside, reinterpret_cast<const void*>(place), sizeof beside);
+    } else {
+        beside.mask = reinterpret_cast<const std::uint64_t*>(place);
+    }
+    const std::uint64_t mask = beside.mask == nullptr ? 0 : *beside.mask & ~kOurSignals;
+    const auto* const ours = &mask;
+    if (beside.mask != nullptr) {
+        beside.mask = ours;
+    }
+    place = waits.beside_size ? reinterpret_cast<long>(&beside) : reinterpret_cast<long>(ours);
+    return to_kernel_again(changed);
 }
 
 // Calls that go on in the caller's place, or in another, with its registers: no handler can make them.
@@ -164,21 +191,29 @@ bool needs_the_callers_place(long number) {
     return false;
 }
 
-long made_for(const Call& call, ucontext_t& context) {
-    switch (call.number) {
-        case SYS_rt_sigprocmask:
-            return change_mask(call, context);
-        case SYS_rt_sigaction:
-            return change_handler(call);
-        default:
-            break;
+// What has to do with signals goes by what the program believes; the rest goes to the kernel.
+long made_for(const Call& call) {
+    if (call.number == SYS_rt_sigprocmask) {
+        return change_mask(call);
     }
+    if (call.number == SYS_rt_sigaction) {
+        return change_handler(call);
+    }
+    for (const Waits& waits : kWaits) {
+        if (waits.number == call.number) {
+            return wait_without_ours(waits, call);
+        }
+    }
+    return to_kernel_again(call);
+}
+
+long touching(const Call& call) {
     for (const Touches& touches : kTouches) {
         if (touches.number == call.number) {
             return settled(touches, call);
         }
     }
-    return to_kernel_again(call);
+    return made_for(call);
 }
 
 bool closed_in(long number, const std::array<long, 6>& arguments) {
@@ -201,13 +236,16 @@ void on_raw_call(int signal, siginfo_t* info, void* raw) {
     if (info->si_arch != AUDIT_ARCH_X86_64 || needs_the_callers_place(call.number) ||
         closed_in(call.number, call.arguments)) {
         // The thread is asked again at its next call of the C library that comes to us.
-        next_syscall(SYS_prctl, kDispatch, 0, 0, 0, 0);
+        to_linux(SYS_prctl, kDispatch, 0, 0, 0, 0);
         self().tells_raw_calls = false;
         machine::make_call_again(context, info->si_syscall);
     } else {
         before_call(call.number, call.arguments);
         const MemoryCall memory(call.number, call.arguments);
-        const long result = made_for(call, context);
+        const long result = touching(call);
+        if (call.number == SYS_rt_sigprocmask) {  // it holds from there on where the call came from
+            to_linux(SYS_rt_sigprocmask, SIG_BLOCK, nullptr, &context.uc_sigmask, sizeof(std::uint64_t));
+        }
         after_call(call.number, call.arguments, result);
         machine::answer_call(context, result == -1 ? -errno : result);
     }
@@ -249,7 +287,7 @@ int find_libc_code(dl_phdr_info* object, std::size_t /*size*/, void* /*data*/) {
 bool has_code_of_go() { return dl_iterate_phdr(has_note_of_go, nullptr) != 0; }
 
 void ask_for_raw_calls() {
-    if (!machine::kTellsCalls || next_syscall(SYS_prctl, kDispatch, 0, 0, 0, 0) != 0 ||
+    if (!machine::kTellsCalls || to_linux(SYS_prctl, kDispatch, 0, 0, 0, 0) != 0 ||
         dl_iterate_phdr(find_libc_code, nullptr) == 0) {
         return;
     }
@@ -258,7 +296,7 @@ void ask_for_raw_calls() {
     action.sa_sigaction = on_raw_call;
     KernelAction kernels{};
     if (!take_signal(SIGSYS, action) ||
-        next_syscall(SYS_rt_sigaction, SIGSYS, nullptr, &kernels, sizeof kernels.mask) != 0) {
+        to_linux(SYS_rt_sigaction, SIGSYS, nullptr, &kernels, sizeof kernels.mask) != 0) {
         return;
     }
     // Past those who stand between the kernel and handlers, as ThreadSanitizer does: they make such calls in there. What
@@ -268,7 +306,7 @@ void ask_for_raw_calls() {
     kernels.mask = 0;
     const auto returns = reinterpret_cast<std::uintptr_t>(kernels.restorer);
     asked = returns >= libc_code.begin && returns < libc_code.end &&
-            next_syscall(SYS_rt_sigaction, SIGSYS, &kernels, nullptr, sizeof kernels.mask) == 0;
+            to_linux(SYS_rt_sigaction, SIGSYS, &kernels, nullptr, sizeof kernels.mask) == 0;
 }
 
 void let_raw_calls_through() {
@@ -283,7 +321,7 @@ void ask_for_raw_calls_of_this_thread() {
     if (asked && !thread.tells_raw_calls) {
         const ErrnoKept of_the_program;
         thread.tells_raw_calls = true;
-        next_syscall(SYS_prctl, kDispatch, 1, libc_code.begin, libc_code.end - libc_code.begin, &hands_over);
+        to_linux(SYS_prctl, kDispatch, 1, libc_code.begin, libc_code.end - libc_code.begin, &hands_over);
     }
 }
 
@@ -310,7 +348,7 @@ long given_syscall(long number, long a, long b, long c, long d, long e, long f) 
     closed_in(number, call.arguments);
     before_call(number, call.arguments);
     const MemoryCall memory(number, call.arguments);
-    const long result = to_kernel_again(call);
+    const long result = made_for(call);
     after_call(number, call.arguments, result);
     return result;
 }

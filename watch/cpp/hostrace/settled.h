@@ -65,8 +65,9 @@ class Settled {
     std::size_t count_ = 0;
 };
 
-// What a call is given by address, whatever it is, and of which size: the pages from there on stay open until it returns.
-// A call that fails with EFAULT may have taken something by then: a message, a connection, the end of a child.
+// What a call is given by address, whatever it is, and of which size if that is not told: the pages from there on stay
+// open until it returns. A call that fails with EFAULT may have taken something by then: a message, a connection, the end
+// of a child.
 class Opened {
   public:
     template <typename... Arguments>
@@ -75,9 +76,9 @@ class Opened {
         if (watch == nullptr) {
             return;
         }
-        const std::array<std::uintptr_t, sizeof...(arguments)> addresses{std::uintptr_t(arguments)...};
-        for (const std::uintptr_t each : addresses) {
-            if (watch->ranges.near(each)) {
+        const std::array<Span, sizeof...(arguments)> given{from(arguments)...};
+        for (const Span& each : given) {
+            if (watch->ranges.near(each.begin)) {
                 open(*watch, each);
             }
         }
@@ -95,10 +96,18 @@ class Opened {
   private:
     static constexpr std::size_t kBytes = std::size_t{64} << 10U;
 
-    void open(Watcher& watch, std::uintptr_t begin) {
+    static Span from(Span span) { return span; }
+    template <typename Argument>
+    static Span from(Argument argument) {
+        const auto begin = std::uintptr_t(argument);
+        return {begin, begin + kBytes};
+    }
+
+    void open(Watcher& watch, Span span) {
         const ErrnoKept before_the_call;
-        if (count_ < openings_.size() && !watch.guard.locked_by_me() && watch.ranges.meet({begin, begin + 1})) {
-            openings_[count_++] = watch.guard.open_for_now(pages_around({begin, begin + kBytes}));
+        if (count_ < openings_.size() && !watch.guard.locked_by_me() &&
+            watch.ranges.meet({span.begin, span.begin + 1})) {
+            openings_[count_++] = watch.guard.open_for_now(pages_around(span));
         }
     }
 

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "hostrace/interpose.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -127,7 +128,7 @@ void Stacks::print_here(Text& text, void* const* frames) const {
     text << "{";
     if (lock_.lock_unless_mine()) {
         if (state == nullptr && self().parent_python != nullptr &&
-            syscall(SYS_tgkill, getpid(), self().parent, 0) == 0) {
+            to_linux(SYS_tgkill, getpid(), self().parent, 0) == 0) {
             text.name("started_by") << static_cast<std::uint64_t>(self().parent);
             state = self().parent_python;
         }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <mutex>
@@ -26,11 +27,17 @@ class Streams {
   public:
     explicit Streams(const Driver& driver) : driver_(driver) {}
 
-    // Make room for the words of a context's streams. It may wait for the device, so a use does not do it.
+    // Costs one read where the context was asked for last.
+    bool prepared(const void* context) const {
+        return context == nullptr || context == last_.load(std::memory_order_relaxed);
+    }
+    // Make room for the words of a context's streams. It may wait for the device, so no use does it: the first call that
+    // is seen in the context does, before it gives the device anything to wait for. One that refuses is not asked again.
     void prepare(const void* context) {
         const std::lock_guard held(mutex_);
+        last_.store(context, std::memory_order_relaxed);
         const auto of_context = [&](const Page& page) { return page.context == context; };
-        if (context == nullptr || pages_.size() == kPagesMax || std::any_of(pages_.begin(), pages_.end(), of_context)) {
+        if (pages_.size() == kPagesMax || std::any_of(pages_.begin(), pages_.end(), of_context)) {
             return;
         }
         void* host = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -47,6 +54,7 @@ class Streams {
             pages_.push_back({context, static_cast<char*>(host), device});
         } else {
             munmap(host, kPageBytes);
+            pages_.push_back({context, nullptr, 0, kPageBytes});
         }
         driver_.exchange_capture_mode(&mode);
     }
@@ -89,6 +97,7 @@ class Streams {
     // Null for all of them.
     void forget_context(const void* context) {
         const std::lock_guard held(mutex_);
+        last_.store(nullptr, std::memory_order_relaxed);
         for (Slot& slot : slots_) {
             if (context == nullptr || slot.key.context == context || slot.owner == context) {
                 slot.alive = false;
@@ -171,6 +180,7 @@ class Streams {
     std::mutex mutex_;
     std::deque<Slot> slots_;  // which stay where they are
     std::vector<Page> pages_;
+    std::atomic<const void*> last_{nullptr};  // for which room was asked
 };
 
 }  // namespace hostrace

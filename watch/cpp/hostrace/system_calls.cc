@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <cstdarg>
 #include <cstdio>
 #include <ctime>
 
@@ -23,6 +24,28 @@
 using namespace hostrace;
 
 namespace {
+
+// The arguments of a program that stand behind `first` up to a null, as an array for `run`, and what follows them.
+template <typename Run>
+int with_array(const char* first, va_list& rest, Run run) {
+    va_list counted;
+    va_copy(counted, rest);
+    std::size_t count = 0;
+    for (const char* each = first; each != nullptr; each = va_arg(counted, const char*)) {
+        ++count;
+    }
+    va_end(counted);
+    // A child of vfork has its parent's heap, and never gives anything back.
+    auto** const array = static_cast<char**>(__builtin_alloca((count + 1) * sizeof(char*)));
+    const char* each = first;
+    for (std::size_t at = 0; at < count; ++at, each = va_arg(rest, const char*)) {
+        array[at] = const_cast<char*>(each);
+    }
+    array[count] = nullptr;
+    const int result = run(array);
+    va_end(rest);
+    return result;
+}
 
 msghdr of(const msghdr* message) { return message == nullptr ? msghdr{} : *message; }
 
@@ -128,6 +151,26 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
 #define NULL_AGAIN(name) HOSTRACE_AGAIN(name, by_null)
 #define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
 #include "hostrace/again.def"
+
+// The C library makes calls of its own for these.
+HOSTRACE_EXPORT int listed_execl(const char* path, const char* first, ...) __asm__("execl");
+int listed_execl(const char* path, const char* first, ...) {
+    va_list rest;
+    va_start(rest, first);
+    return with_array(first, rest, [&](char** array) { return execv(path, array); });
+}
+HOSTRACE_EXPORT int listed_execlp(const char* file, const char* first, ...) __asm__("execlp");
+int listed_execlp(const char* file, const char* first, ...) {
+    va_list rest;
+    va_start(rest, first);
+    return with_array(first, rest, [&](char** array) { return execvp(file, array); });
+}
+HOSTRACE_EXPORT int listed_execle(const char* path, const char* first, ...) __asm__("execle");
+int listed_execle(const char* path, const char* first, ...) {
+    va_list rest;
+    va_start(rest, first);
+    return with_array(first, rest, [&](char** array) { return execve(path, array, va_arg(rest, char**)); });
+}
 
 // The C library makes these in threads of its own. Requests have one form whatever the width of files' offsets.
 #define HOSTRACE_LATER(name)                                                       \

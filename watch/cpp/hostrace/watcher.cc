@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "hostrace/interpose.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -28,10 +29,10 @@ void wait_a_little() {
 Thread& self() {
     [[gnu::tls_model("initial-exec")]] static thread_local Thread thread;
     if (thread.id == 0) {
-        thread.id = -1;  // the next call comes here again, through us
-        thread.id = static_cast<int>(syscall(SYS_gettid));
+        thread.id = -1;  // whoever is called here may come here again
+        thread.id = static_cast<int>(to_linux(SYS_gettid));
         std::uint64_t before = 0;
-        syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &before, sizeof before);
+        to_linux(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, &before, sizeof before);
         thread.blocked = before & kOurSignals;
     }
     return thread;

@@ -107,10 +107,13 @@ class CallsTest : public testing::Test {
         FakeDriver::written.clear();
         FakeDriver::parameter_bytes = {};
         races_before_ = races();
+        begins(301);
         for (const std::uintptr_t begin : {kHost, kOther}) {
             told(301, begin, kBytes, 0U);
         }
     }
+    // A call that is looked at when it returns begins.
+    void begins(std::uint32_t number) { tell(cupti::kEnter, 0, number); }
     // The call has returned, or begins, with these arguments.
     template <typename... Arguments>
     void told(std::uint32_t number, Arguments... arguments) {

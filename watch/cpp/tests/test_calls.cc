@@ -85,23 +85,35 @@ TEST_F(CallsTest, BatchesAskTheOrderOfEachCopy) {
     expect_use(kHost, 100, false, Kind::copy);
 }
 
-TEST_F(CallsTest, BatchesAreWatchedInProgramsThatPinNothing) {
+// Programs that pin nothing have batches, others take all their memory from a pool, and use the default stream alone.
+TEST_F(CallsTest, UsesAreWatchedWhicheverCallIsTheFirst) {
     driver_.pointer_attribute = [](void*, int, cuda::Address) { return 1; };  // no memory is the driver's
-    std::array<Word, 1> to{kDevice}, from{kHost};
+    std::array<Word, 1> to{kDevice}, from{1};
     std::array<std::size_t, 1> bytes{100};
     const auto has_marked = [&] {
         FakeDriver::written.clear();
         told(796, &to, &from, &bytes, std::size_t{1}, nullptr, nullptr, std::size_t{0}, stream_);
         return !FakeDriver::written.empty();
     };
-    for (const std::uint32_t number : {124, 243, 244, 367, 598, 599, 758}) {
+    for (const std::uint32_t number : {17, 39, 126, 301, 306, 307, 371, 418, 514, 553, 611, 612, 659, 796}) {
         calls_ = std::make_unique<Calls>(*watch_, driver_);
         EXPECT_FALSE(has_marked()) << number;
-        told(number);
+        begins(number);
         EXPECT_TRUE(has_marked()) << number;
         forget();
         told(17);
     }
+}
+
+TEST_F(CallsTest, AContextThatRefusesIsNotAskedAgain) {
+    static int asked = 0;
+    const std::array<char, 2> contexts{};
+    driver_.host_register = [](void*, std::size_t, unsigned) { return ++asked; };
+    calls_ = std::make_unique<Calls>(*watch_, driver_);
+    for (const void* context : {&contexts[0], &contexts[1], &contexts[0], &contexts[1], &contexts[1]}) {
+        calls_->streams.prepare(context);
+    }
+    EXPECT_EQ(asked, 2);
 }
 
 TEST_F(CallsTest, BatchesOfSlices) {
@@ -412,7 +424,8 @@ TEST_F(CallsTest, AContextTakesItsUsesAlong) {
         EXPECT_FALSE(watch_->guard.idle());
         tell(cupti::kEnter, 0, number, &context_);
         expect_no_use();
-        told(301, kHost, kBytes, 0U);  // the next context makes room for its streams' words
+        told(301, kHost, kBytes, 0U);
+        begins(17);  // the next context makes room for its streams' words
     }
 }
 
