@@ -82,6 +82,9 @@ class KVCacheManagerV2:
     def _restore_page_index_bufs(self, _request_id: int, _cache: Any) -> None:
         pass
 
+    def try_allocate_generation(self, _request: Any) -> bool:
+        return True
+
     def shutdown(self) -> None:
         pass
 
@@ -263,10 +266,11 @@ def test_what_is_not_followed_is_refused_by_name_at_the_start(reason: str) -> No
     assert upstream_v2.watcher_of(active, manager) is None
 
 
-def test_a_build_without_a_seam_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(KVCacheManagerV2, "_restore_page_index_bufs")
+@pytest.mark.parametrize("name", ["_restore_page_index_bufs", "try_allocate_generation"])
+def test_a_build_without_a_seam_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManagerV2, name)
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0)))
-    assert "KVCacheManagerV2 of this build has no _restore_page_index_bufs" in said
+    assert f"KVCacheManagerV2 of this build has no {name}" in said
 
 
 def test_a_build_that_does_not_say_where_blocks_lie_is_refused_by_name() -> None:
@@ -289,3 +293,29 @@ def test_compression_of_the_engine_is_refused() -> None:
     model = SimpleNamespace(spec_config=None, llm_args=SimpleNamespace(kv_cache_compression_config=object()))
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
     assert "as other bytes" in said
+
+
+def end_in_another_slot(server: Server) -> Any:
+    """Its second block is committed, and an equal one of another request has taken its place."""
+    served(server, 2, [6, 7])
+    request = served(server, 1, [3, 4])
+    cache = server.manager.kv_cache_map[1]
+    cache.num_committed_tokens = SIZE
+    server.step(rounds=3)
+    cache.slots, cache.num_committed_tokens = [3, 7], 2 * SIZE
+    server.manager.kv_cache_map[3] = Cache([4])
+    server.memory[4] ^= 1  # a copy
+    server.end(request)
+    server.step(rounds=3)
+    return server.report
+
+
+def test_one_that_ends_is_asked_whether_it_has_other_slots(server: Server) -> None:
+    assert end_in_another_slot(server).counts == {}
+
+
+def test_were_it_not_asked_its_former_slot_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedV2, "_is_as_heard", lambda *_: True)
+    assert end_in_another_slot(server).counts == {"changed": 1}

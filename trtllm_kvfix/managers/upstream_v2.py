@@ -23,6 +23,7 @@ Method: TypeAlias = Callable[..., Any]
 KIND = "KVCacheManagerV2"
 RESUMED = "_restore_page_index_bufs"  # called behind each resume of a cache that was suspended
 SEAMS = ("prepare_resources", "free_resources", RESUMED)
+ALLOCATES = "try_allocate_generation"  # by the scheduler: a batch has its slots before `prepare_resources`
 LOOKED_AT = (
     "kv_cache_map", "kv_cache_manager_py_config", "kv_connector_manager", "is_draft", "tokens_per_block", "_stream",
     "impl.layer_grouping", "impl.pool_group_descs",
@@ -63,7 +64,7 @@ def _why_unknown(manager: Any) -> str:
     kind = type(manager)
     if kind.__name__ != KIND:
         return f"the cache is {kind.__name__}; of TensorRT-LLM's own managers, {KIND} alone is watched"
-    lacking = [name for name in SEAMS if not hasattr(kind, name)]
+    lacking = [name for name in (*SEAMS, ALLOCATES) if not hasattr(kind, name)]
     if lacking:
         return f"{KIND} of this build has no {', '.join(lacking)}, where slots change hands"
     lacking = [name for name in LOOKED_AT if not _has(manager, name)]

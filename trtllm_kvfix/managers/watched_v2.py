@@ -9,14 +9,16 @@ can (a host tier, which V2 has by default, or pools that are rebalanced), upstre
 alone where they are: others are forgotten, and those of a suspended request are known again when it is resumed.
 
 Every call is on the way of a step, so requests are asked for their lengths only while these can mean anything. One that
-writes an answer *rests* from when it has begun a block until its capacity reaches the end of it: it commits nothing,
-and no block of it can be given back.
+writes an answer *rests* from when it has begun a block until it can have got a further one: it commits nothing, and no
+block of it can be given back. Where blocks can leave the device, a word of further blocks may be late: the canary has
+forgotten what nobody active has, and looks at nothing there. So a request of the batch, which is active, rests until it
+can have filled its block, a position in a step, and none is asked before.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, ge
+from operator import attrgetter, gt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,26 +49,42 @@ class _Followed:
 
 
 class _Resting:
-    """Caches by request, with the capacity at which each has to be asked again. No loop of Python's goes over them."""
+    """Caches by request. Each step asks all of them for their capacity, which no loop of Python's does."""
 
     def __init__(self) -> None:
         self.caches: dict[int, Any] = {}
-        self._ends: dict[int, int] = {}  # in the same order
+        self._bounds: dict[int, int] = {}  # in the same order: the capacity above which each is asked for more
 
-    def add(self, request_id: int, cache: Any, end: int) -> None:
-        self.caches[request_id], self._ends[request_id] = cache, end
+    def add(self, request_id: int, one: _Followed, end: int, _step: int) -> None:
+        self.caches[request_id], self._bounds[request_id] = one.cache, end
 
     def discard(self, request_id: int) -> None:
         if self.caches.pop(request_id, None) is not None:
-            del self._ends[request_id]
+            del self._bounds[request_id]
 
-    def due(self) -> list[int]:
-        return list(compress(self.caches, map(ge, map(capacity_of, self.caches.values()), self._ends.values())))
+    def due(self, _step: int) -> list[int]:
+        return list(compress(self.caches, map(gt, map(capacity_of, self.caches.values()), self._bounds.values())))
 
     def inactive(self) -> list[int]:
         if all(map(is_active, self.caches.values())):
             return []
         return [request_id for request_id, cache in self.caches.items() if not cache.is_active]
+
+
+class _RestingUntil(_Resting):
+    """Nobody is asked before the step in which he can have filled his block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due: dict[int, list[int]] = {}  # by step, and steps are the bounds
+
+    def add(self, request_id: int, one: _Followed, end: int, step: int) -> None:
+        until = step + end + 1 - one.filled
+        super().add(request_id, one, until, step)
+        self._due.setdefault(until, []).append(request_id)
+
+    def due(self, step: int) -> list[int]:
+        return [each for each in self._due.pop(step, ()) if self._bounds.get(each) == step]
 
 
 # Places at which a request has got other slots, with these, and the slots of further blocks.
@@ -166,11 +184,16 @@ class WatchedV2:
         self._slides = any(group.slides for group in groups)
         self._followed: dict[int, _Followed] = {}
         self._asked: dict[int, _Followed] = {}  # those that do not rest
-        self._resting = _Resting()
+        # Beside a host tier windows pass blocks of anyone, in any step.
+        self._may_rest = knows_all or not self._slides
+        self._resting: _Resting = _Resting() if knows_all else _RestingUntil()
+        self._step = 0
         self._caches: dict[int, Any] = {}  # upstream's, as they were when they were last heard
         self._new: dict[int, Any] = {}  # of them, those that have never been active
         self._resumed: set[int] = set()  # since their slots were last read
-        self._batch: list[Any] = []  # the last one
+        self._batch: list[Any] | None = None  # the last one, while all that is remembered of it is right
+        self._prompts = 0  # in it, at its head
+        self._present: set[int] = set()  # in it
         self._writers: list[int] = []  # in it
 
     def stand_down(self, error: Exception) -> None:
@@ -182,13 +205,20 @@ class WatchedV2:
     @guarded
     def begin_iteration(self, batch: Any) -> None:
         """The last step has been enqueued, and this batch has its slots."""
-        self._hear()
+        self._step += 1
+        requests, prompts = [*batch.context_requests, *batch.generation_requests], len(batch.context_requests)
+        is_last = prompts == self._prompts and requests == self._batch  # batches are often the same for many steps
+        if not is_last:
+            self._present = {each.py_request_id for each in requests}
+            self._wake_absent()
+        self._hear(is_last)
         with self._order:
             for group in self.groups:
                 group.canary.step((), self._writers)
                 if group.canary.fault is not None:
                     raise RuntimeError(group.canary.fault)
-        self._remember(batch)
+        if self._batch is None or not is_last:
+            self._remember(requests, prompts)
 
     @guarded
     def resumed(self, request_id: int) -> None:
@@ -197,7 +227,12 @@ class WatchedV2:
     @guarded
     def ends(self, request_id: int) -> None:
         """It still has its slots. It may never have had any."""
-        self._hear()
+        one = self._followed.get(request_id)
+        if one is not None and self._is_as_heard(request_id, one):
+            self._tell_writes({request_id: one})
+        else:
+            self._wake([*self._resting.inactive(), *self._resting.caches.keys() & {request_id}])
+            self._hear(is_last=False)
         self._caches.pop(request_id, None)
         self._new.pop(request_id, None)
         if request_id in self._followed:
@@ -209,27 +244,34 @@ class WatchedV2:
             group.canary.close()
         self._order.close()
 
-    def _remember(self, batch: Any) -> None:
-        """Batches are often the same for many steps."""
-        requests = [*batch.context_requests, *batch.generation_requests]
-        if requests == self._batch:
-            return
-        self._batch, self._writers = requests, []
-        for each in requests:
+    def _is_as_heard(self, request_id: int, one: _Followed) -> bool:
+        """Whether it has the slots that are known. Then nobody else matters: they are compared, and no others."""
+        return (
+            self._manager.kv_cache_map.get(request_id) is one.cache
+            and one.cache.is_active
+            and not one.is_away
+            and request_id not in self._resumed
+            and self._may_rest
+            and self._lengths(one.cache) == (one.blocks, one.committed)
+        )
+
+    def _remember(self, batch: list[Any], prompts: int) -> None:
+        self._batch, self._prompts, self._writers = batch, prompts, []
+        for each in batch:
             if not each.is_dummy_request:
                 self._writers.append(each.py_request_id)
                 if each.py_request_id in self._followed:
                     self._followed[each.py_request_id].request = each
 
-    def _hear(self) -> None:
+    def _hear(self, is_last: bool) -> None:
         """What was written first, by the slots in which it was; then who has let go of slots, and then who has got
-        some."""
-        self._wake(self._resting.due())
-        self._tell_writes()
-        if self._manager.kv_cache_map != self._caches:
+        some. `is_last`: the batch is the last one, so nobody in it has got another cache."""
+        self._wake(self._resting.due(self._step))
+        self._tell_writes(self._asked)
+        if self._knows_all or not is_last or len(self._manager.kv_cache_map) != len(self._caches):
             self._compare_caches()
         if not self._knows_all:
-            self._wake([*self._resting.inactive(), *(self._resumed & self._resting.caches.keys())])
+            self._wake(self._resumed & self._resting.caches.keys())
             for request_id, one in self._asked.items():
                 if not one.is_away and (request_id in self._resumed or not one.cache.is_active):
                     self._leaves(request_id, one)
@@ -254,22 +296,30 @@ class WatchedV2:
             self._resting.discard(request_id)
             self._asked[request_id] = self._followed[request_id]
 
+    def _wake_absent(self) -> None:
+        """Who is in the batch is active."""
+        self._wake(self._resting.caches.keys() - self._present)
+
     def _lay_to_rest(self) -> None:
         """A prompt is committed behind its last step, and before the second token of its answer is known. A block that
         has been written to is not given back."""
-        if self._slides and not self._knows_all:
-            return  # windows pass blocks of anyone
+        if not self._may_rest:
+            return
         size = self._size
         for request_id, one in list(self._asked.items()):
-            if one.request is None or one.is_away or one.filled <= one.request.context_current_position:
+            if request_id not in self._present or one.request is None or one.is_away:
+                continue
+            if one.filled <= one.request.context_current_position:
                 continue
             end = one.blocks * size
-            if one.filled > end - size and one.cache.capacity < end:
+            if one.filled > end - size and one.cache.capacity <= end:
                 del self._asked[request_id]
-                self._resting.add(request_id, one.cache, end)
+                self._resting.add(request_id, one, end, self._step)
 
     def _compare_caches(self) -> None:
         """Caches are made and closed, and a request that is computed again gets another one."""
+        if self._manager.kv_cache_map == self._caches:
+            return
         caches = self._caches = dict(self._manager.kv_cache_map)
         for request_id in [each for each, one in self._followed.items() if caches.get(each) is not one.cache]:
             self._ends(request_id, is_over=True)
@@ -282,15 +332,15 @@ class WatchedV2:
         for group in self.groups:
             group.ends(request_id, is_away=one.is_away, is_over=is_over)
 
-    def _tell_writes(self) -> None:
-        """Where a further block is full by now."""
+    def _tell_writes(self, asked: dict[int, _Followed]) -> None:
+        """Where a further block is full by now, of those whose slots are known."""
         size, caches = self._size, self._manager.kv_cache_map
         writes: list[Write] = []
-        for request_id, one in self._asked.items():
+        for request_id, one in asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
             one.filled = filled_of(one.request)
-            filled = one.filled // size * size
+            filled = min(one.filled // size, one.blocks) * size
             if filled > one.told:
                 writes.append(Write(request_id, None, one.told, filled, filled))
                 one.told = filled
@@ -307,7 +357,7 @@ class WatchedV2:
     def _lets_go(self, request_id: int, one: _Followed) -> list[_Taken]:
         """Returns what it has got, by group; nothing where no slots can have changed."""
         blocks, committed = self._lengths(one.cache)
-        if blocks == one.blocks and committed == one.committed and (self._knows_all or not self._slides):
+        if blocks == one.blocks and committed == one.committed and self._may_rest:
             return []
         is_committed = committed == one.committed  # equal blocks take the places of what is committed, and no others
         first = (one.told if is_committed else min(one.told, one.committed)) // self._size
@@ -321,7 +371,7 @@ class WatchedV2:
         one = self._followed.get(request_id)
         if one is None:
             del self._new[request_id]
-            self._batch = []  # its request is in none that is remembered
+            self._batch = None  # its request may be in it
             self._asked[request_id] = self._followed[request_id] = _Followed(cache, committed, committed, blocks)
             for group in self.groups:
                 group.begins(request_id, cache, blocks, committed)
