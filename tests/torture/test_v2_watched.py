@@ -89,6 +89,13 @@ def test_it_is_silent_where_all_is_right(way: Way, has_host: bool, slides: bool)
         assert report.blocks_taken > STEPS
 
 
+def test_beside_a_host_tier_a_late_word_of_further_blocks_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = watched_v2._RestingUntil.add
+    monkeypatch.setattr(watched_v2._RestingUntil, "add", lambda self, *args: add(self, *args[:-1], args[-1] + 9))
+    played = play(WAYS[0], 3 * STEPS, fixed=True, has_host=True, slides=False)
+    assert (played.findings, played.fault, played.wrong_reads) == ([], None, [])
+
+
 @BESIDE_A_HOST_TIER
 @pytest.mark.parametrize("blocks_per_step", [8, 64])
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -123,11 +130,8 @@ def _hears_slots_first(self: watched_v2.WatchedV2, is_last: bool) -> None:
     self._tell_writes(self._asked)
 
 
-def _rests_while_it_is_written(self: watched_v2.WatchedV2) -> None:
-    for request_id, one in list(self._asked.items()):
-        if one.request is not None and not one.is_away:
-            del self._asked[request_id]
-            self._resting.add(request_id, one, one.blocks * self._size, self._step)
+def _rests_while_it_is_written(_self: watched_v2.WatchedV2, _request_id: int, one: watched_v2._Followed) -> bool:
+    return one.request is not None and not one.is_away
 
 
 # What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
@@ -135,7 +139,7 @@ LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
     "a request that rests is suspended": (True, watched_v2.WatchedV2, "_wake_absent", _nothing),
     "one that rests is suspended before another ends": (True, watched_v2._Resting, "inactive", lambda *_: []),
     "its prompt is committed when it rests": (
-        False, watched_v2.WatchedV2, "_lay_to_rest", _rests_while_it_is_written,
+        False, watched_v2.WatchedV2, "_can_rest", _rests_while_it_is_written,
     ),
     "one that rests is asked again": (False, watched_v2._Resting, "due", lambda *_: []),
     "what nobody active has is forgotten": (True, watched_v2.WatchedGroup, "_let_go", _nothing),

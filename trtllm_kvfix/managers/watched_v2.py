@@ -127,6 +127,12 @@ class WatchedGroup:
             self._hold(further)
             self.canary.grown(request_id, further)
 
+    def grows(self, request_id: int, cache: Any, first: int, blocks: int) -> None:
+        """It has got blocks from the `first` on, behind all that are known, and those are as they were."""
+        slots = self._read(cache, first, blocks)
+        self._hold(slots)
+        self.canary.grown(request_id, slots)
+
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
         self._let_go(self.canary.books.slots_of(request_id))
@@ -266,30 +272,37 @@ class WatchedV2:
     def _hear(self, is_last: bool) -> None:
         """What was written first, by the slots in which it was; then who has let go of slots, and then who has got
         some. `is_last`: the batch is the last one, so nobody in it has got another cache."""
-        self._wake(self._resting.due(self._step))
+        resumed = self._resumed
+        self._wake(resumed & self._resting.caches.keys())
+        grown = {request_id: self._followed[request_id] for request_id in self._resting.due(self._step)}
         self._tell_writes(self._asked)
+        self._tell_writes(grown)
         if self._knows_all or not is_last or len(self._manager.kv_cache_map) != len(self._caches):
             self._compare_caches()
-        if not self._knows_all:
-            self._wake(self._resumed & self._resting.caches.keys())
-            for request_id, one in self._asked.items():
-                if not one.is_away and (request_id in self._resumed or not one.cache.is_active):
-                    self._leaves(request_id, one)
-        self._resumed.clear()
         changed = []
         coming = [request_id for request_id, cache in self._new.items() if cache.is_active]
         for request_id, one in self._asked.items():
-            if one.cache.is_active:
+            has_slots = one.cache.is_active
+            if not (self._knows_all or one.is_away) and (request_id in resumed or not has_slots):
+                self._leaves(request_id, one)
+            if has_slots:
                 if one.is_away:
                     coming.append(request_id)
                 elif taken := self._lets_go(request_id, one):
                     changed.append((request_id, taken))
+        resumed.clear()
         for request_id, taken in changed:
             for group, of_group in zip(self.groups, taken, strict=True):
                 group.takes(request_id, of_group)
         for request_id in coming:
             self._comes(request_id)
-        self._lay_to_rest()
+        for request_id, one in grown.items():
+            if self._followed.get(request_id) is one:
+                self._grows(request_id, one)
+        for request_id, one in list(self._asked.items()):
+            if self._can_rest(request_id, one):
+                del self._asked[request_id]
+                self._resting.add(request_id, one, one.blocks * self._size, self._step)
 
     def _wake(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
@@ -300,21 +313,27 @@ class WatchedV2:
         """Who is in the batch is active."""
         self._wake(self._resting.caches.keys() - self._present)
 
-    def _lay_to_rest(self) -> None:
+    def _can_rest(self, request_id: int, one: _Followed) -> bool:
         """A prompt is committed behind its last step, and before the second token of its answer is known. A block that
         has been written to is not given back."""
-        if not self._may_rest:
-            return
+        if not self._may_rest or request_id not in self._present or one.request is None or one.is_away:
+            return False
+        end = one.blocks * self._size
+        is_answer = one.filled > one.request.context_current_position
+        return is_answer and end - self._size < one.filled and one.cache.capacity <= end
+
+    def _grows(self, request_id: int, one: _Followed) -> None:
+        """One that rests, and so has let go of nothing. It rests on where it has begun its last block."""
         size = self._size
-        for request_id, one in list(self._asked.items()):
-            if request_id not in self._present or one.request is None or one.is_away:
-                continue
-            if one.filled <= one.request.context_current_position:
-                continue
-            end = one.blocks * size
-            if one.filled > end - size and one.cache.capacity <= end:
-                del self._asked[request_id]
-                self._resting.add(request_id, one, end, self._step)
+        blocks = -(-one.cache.capacity // size)
+        if blocks > one.blocks and one.cache.is_active:
+            for group in self.groups:
+                group.grows(request_id, one.cache, one.blocks, blocks)
+            one.blocks = blocks
+        if blocks == one.blocks and one.filled > (blocks - 1) * size:
+            self._resting.add(request_id, one, blocks * size, self._step)
+        else:
+            self._wake([request_id])
 
     def _compare_caches(self) -> None:
         """Caches are made and closed, and a request that is computed again gets another one."""
