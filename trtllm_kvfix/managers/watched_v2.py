@@ -299,10 +299,7 @@ class WatchedV2:
         for request_id, one in grown.items():
             if self._followed.get(request_id) is one:
                 self._grows(request_id, one)
-        for request_id, one in list(self._asked.items()):
-            if self._can_rest(request_id, one):
-                del self._asked[request_id]
-                self._resting.add(request_id, one, one.blocks * self._size, self._step)
+        self._lay_to_rest()
 
     def _wake(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
@@ -312,6 +309,12 @@ class WatchedV2:
     def _wake_absent(self) -> None:
         """Who is in the batch is active."""
         self._wake(self._resting.caches.keys() - self._present)
+
+    def _lay_to_rest(self) -> None:
+        for request_id, one in list(self._asked.items()):
+            if self._can_rest(request_id, one):
+                del self._asked[request_id]
+                self._resting.add(request_id, one, one.blocks * self._size, self._step)
 
     def _can_rest(self, request_id: int, one: _Followed) -> bool:
         """A prompt is committed behind its last step, and before the second token of its answer is known. A block that
