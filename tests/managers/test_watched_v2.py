@@ -15,7 +15,7 @@ import pytest
 from tests.managers.test_constructors import engine
 from trtllm_kvfix import process
 from trtllm_kvfix.canary.canary import Canary
-from trtllm_kvfix.managers import constructors, upstream_v2
+from trtllm_kvfix.managers import constructors, upstream_v2, watched_v2
 from trtllm_kvfix.managers.watched import hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
 from trtllm_kvfix.native import Device, open_device
@@ -319,3 +319,14 @@ def test_were_it_not_asked_its_former_slot_would_be_a_false_finding(
 ) -> None:
     monkeypatch.setattr(WatchedV2, "_is_as_heard", lambda *_: True)
     assert end_in_another_slot(server).counts == {"changed": 1}
+
+
+def test_those_that_began_together_are_asked_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_v2, "ASKED_MAX", 2)
+    resting = watched_v2._RestingUntil()
+    for number in range(5):
+        one = watched_v2._Followed(Cache([number]), told=0, committed=0, blocks=1, filled=2)
+        resting.add(number, one, SIZE, step=1)
+    resting.add(5, watched_v2._Followed(Cache([5]), told=0, committed=0, blocks=1, filled=1), SIZE, step=1)
+    resting.discard(1)
+    assert [resting.due(step) for step in range(2, 7)] == [[], [], [0, 2], [3, 4], [5]]

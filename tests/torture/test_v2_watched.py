@@ -92,6 +92,7 @@ def test_it_is_silent_where_all_is_right(way: Way, has_host: bool, slides: bool)
 def test_beside_a_host_tier_a_late_word_of_further_blocks_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     add: Any = watched_v2._RestingUntil.add
     monkeypatch.setattr(watched_v2._RestingUntil, "add", lambda self, *args: add(self, *args[:-1], args[-1] + 9))
+    monkeypatch.setattr(watched_v2, "ASKED_MAX", 1)
     played = play(WAYS[0], 3 * STEPS, fixed=True, has_host=True, slides=False)
     assert (played.findings, played.fault, played.wrong_reads) == ([], None, [])
 

@@ -34,6 +34,8 @@ from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.settings import Settings
 
+ASKED_MAX = 32  # requests that have rested and are asked in one step, where they can wait
+
 capacity_of, is_active = attrgetter("capacity"), attrgetter("is_active")
 
 
@@ -84,7 +86,13 @@ class _RestingUntil(_Resting):
         self._due.setdefault(until, []).append(request_id)
 
     def due(self, step: int) -> list[int]:
-        return [each for each in self._due.pop(step, ()) if self._bounds.get(each) == step]
+        """Some wait for the next step, where many began together."""
+        found = [each for each in self._due.pop(step, ()) if self._bounds.get(each) == step]
+        waiting = found[ASKED_MAX:]
+        if waiting:
+            self._bounds.update(dict.fromkeys(waiting, step + 1))
+            self._due[step + 1] = waiting + self._due.get(step + 1, [])
+        return found[:ASKED_MAX]
 
 
 # Places at which a request has got other slots, with these, and the slots of further blocks.
