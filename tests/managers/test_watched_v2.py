@@ -5,6 +5,7 @@ The attack of tests/torture has requests of every kind; here one case is looked 
 
 import ctypes
 import gc
+import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,7 @@ class KVCacheManagerV2:
     tokens_per_block = SIZE
     kv_connector_manager = None
     is_draft = False
+    max_draft_len = 0
 
     def __init__(self, address: int, stream: int) -> None:
         self._stream = SimpleNamespace(cuda_stream=stream)
@@ -242,7 +244,6 @@ def test_a_request_that_is_computed_again_begins_anew(server: Server) -> None:
 
 REFUSED: dict[str, Callable[[KVCacheManagerV2], Any]] = {
     "a connector loads": lambda m: setattr(m, "kv_connector_manager", object()),
-    "speculative decoding": lambda m: setattr(m, "max_draft_len", 3),
     "KV of draft layers": lambda m: setattr(m, "draft_layer_ids", (7,)),
     "cross-attention": lambda m: setattr(m, "kv_cache_type", "CacheType.CROSS"),
     "several blocks share a slot": lambda m: setattr(m, "enable_swa_scratch_reuse", True),
@@ -330,3 +331,80 @@ def test_those_that_began_together_are_asked_in_several_steps(monkeypatch: pytes
     resting.add(5, watched_v2._Followed(Cache([5]), told=0, committed=0, blocks=1, filled=1), SIZE, step=1)
     resting.discard(1)
     assert [resting.due(step) for step in range(2, 7)] == [[], [], [0, 2], [3, 4], [5]]
+
+
+def got_and_given_back_between_two_steps(server: Server) -> Any:
+    """Drafts are padded behind `prepare_resources`, and rejected before the next."""
+    server.end(served(server, 1, [3, 4]))
+    other = served(server, 2, [5])
+    server.step(other, rounds=3)
+    server.memory[4] ^= 1
+    server.step(other, rounds=6)
+    return server.report
+
+
+def test_with_drafts_nothing_is_looked_at_that_nobody_active_has(server: Server) -> None:
+    server.manager.max_draft_len = 3
+    assert got_and_given_back_between_two_steps(server).counts == {}
+
+
+def test_followed_while_cached_such_a_block_would_be_a_false_finding(server: Server) -> None:
+    assert got_and_given_back_between_two_steps(server).counts == {"changed": 1}
+
+
+def with_drafts(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Three a step, some of them accepted. Blocks that held none of these are given back."""
+    draw = random.Random(1)
+    server.manager.max_draft_len = drafts = 3
+    request = served(server, 1, [0, 1], prompt=6)
+    cache, free, done = server.manager.kv_cache_map[1], list(range(2, SLOTS)), 6
+    tokens = done + 1
+    monkeypatch.setattr(Request, "get_num_tokens", lambda *_: tokens)
+    while done < (SLOTS - 2) * SIZE:
+        cache.capacity = done + 1 + drafts
+        while len(cache.slots) * SIZE < cache.capacity:
+            cache.slots.append(free.pop(draw.randrange(len(free))))
+        server.step(request)
+        position, request.context_current_position = request.context_current_position, done
+        server.compute(request, done + 1 + drafts)
+        request.context_current_position = position
+        done += 1 + draw.randint(0, drafts)
+        cache.capacity, tokens = done, done + 1
+        needed = -(-done // SIZE)
+        free += cache.slots[needed:]
+        del cache.slots[needed:]
+    server.step(request, rounds=6)
+    return server.report
+
+
+def test_accepted_drafts_fill_blocks_and_rejected_ones_do_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = with_drafts(server, monkeypatch)
+    assert report.counts == {} and report.blocks_taken >= SLOTS - 3
+
+
+def test_were_rejected_drafts_kept_for_certain_it_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled_of = watched_v2.filled_of
+    monkeypatch.setattr(watched_v2, "filled_of", lambda request: filled_of(request) + 3)
+    assert with_drafts(server, monkeypatch).counts["changed"]
+
+
+DRAFT_TARGET = SimpleNamespace(spec_dec_mode=SimpleNamespace(use_one_engine=lambda: False), max_draft_len=3)
+ONE_ENGINE = SimpleNamespace(spec_dec_mode=SimpleNamespace(use_one_engine=lambda: True), max_draft_len=3)
+TREE = SimpleNamespace(**vars(DRAFT_TARGET), max_total_draft_tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (DRAFT_TARGET, ""),
+        (ONE_ENGINE, "KV of draft layers"),
+        (TREE, "accepted drafts of a tree"),
+        (object(), "KV of draft layers"),
+    ],
+)
+def test_drafts_are_followed_where_the_cache_has_no_draft_layers(config: Any, reason: str) -> None:
+    model = SimpleNamespace(spec_config=config, llm_args=SimpleNamespace())
+    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
+    assert (reason in said) if reason else said == ""

@@ -199,6 +199,10 @@ class Canary:
         self._add(self.books.replaced(request, place, slot))
 
     @guarded
+    def regrown(self, request: int, place: int, slot: int) -> None:
+        self.books.regrown(request, place, slot)
+
+    @guarded
     def shrunk(self, request: int, blocks: int) -> None:
         self.books.shrunk(request, blocks)
 

@@ -131,6 +131,11 @@ class FillBooks:
         if slot != NOWHERE:
             yield from self._taken(slot, self._tokens_per_block, request)
 
+    def regrown(self, request: int, place: int, slot: int) -> None:
+        """It has given back a block that it had not begun, and got another one for the same positions."""
+        self._live[request].slots[place] = slot
+        self.primary[slot] = Fill(request)
+
     def left(self, request: int, places_known: int) -> None:
         """It lets go of its slots: its blocks may leave the device. Only of the leading ones it is known where they
         were."""

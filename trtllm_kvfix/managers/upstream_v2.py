@@ -28,6 +28,7 @@ LOOKED_AT = (
     "kv_cache_map", "kv_cache_manager_py_config", "kv_connector_manager", "is_draft", "tokens_per_block", "_stream",
     "impl.layer_grouping", "impl.pool_group_descs",
 )  # fmt: skip
+DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
 
 
@@ -39,8 +40,8 @@ def reasons(manager: Any) -> Iterator[str]:
         return
     if manager.kv_connector_manager is not None:
         yield "a connector loads blocks beside the manager, which does not hear when a load is over"
-    if manager.is_draft or getattr(manager, "draft_layer_ids", ()) or getattr(manager, "max_draft_len", 0):
-        yield "speculative decoding rewrites blocks, and KV of draft layers depends on later tokens"
+    if manager.is_draft or getattr(manager, "draft_layer_ids", ()):
+        yield DRAFT_LAYERS
     if "CROSS" in str(getattr(manager, "kv_cache_type", "")):
         yield "cross-attention has positions of its own"
     if getattr(manager, "enable_swa_scratch_reuse", False):
@@ -58,6 +59,16 @@ def reasons(manager: Any) -> Iterator[str]:
         pools = len(pool_group(manager, group).pools)
         if pools != 1:
             yield f"blocks of layer group {group} lie in {pools} pools; one is watched. Usual cause: an FP4 cache"
+
+
+def reasons_of_drafts(config: Any) -> Iterator[str]:
+    """The same, of the engine's speculative decoding."""
+    uses_one_engine = getattr(getattr(config, "spec_dec_mode", None), "use_one_engine", lambda: True)
+    if uses_one_engine():
+        yield DRAFT_LAYERS
+    longest = getattr(config, "max_draft_len", 0) or 0
+    if (getattr(config, "max_total_draft_tokens", 0) or 0) > longest:
+        yield "accepted drafts of a tree are moved together, also in blocks of requests that have ended"
 
 
 def _why_unknown(manager: Any) -> str:

@@ -125,12 +125,13 @@ class WatchedGroup:
             self._let_go(known[len(slots) :])
         return [(first + place, slots[place]) for place in changed], slots[len(known) :]
 
-    def takes(self, request_id: int, taken: _Taken) -> None:
-        """All requests have let go of what is no longer theirs."""
+    def takes(self, request_id: int, taken: _Taken, blocks_committed: int) -> None:
+        """All requests have let go of what is no longer theirs. A block that is not committed was given back, with
+        rejected drafts, and is another one now."""
         changed, further = taken
         for place, slot in changed:
             self._hold([slot])
-            self.canary.replaced(request_id, place, slot)
+            (self.canary.replaced if place < blocks_committed else self.canary.regrown)(request_id, place, slot)
         if further:
             self._hold(further)
             self.canary.grown(request_id, further)
@@ -265,9 +266,14 @@ class WatchedV2:
             and one.cache.is_active
             and not one.is_away
             and request_id not in self._resumed
-            and self._may_rest
-            and self._lengths(one.cache) == (one.blocks, one.committed)
+            and self._keeps(one, *self._lengths(one.cache))
         )
+
+    def _keeps(self, one: _Followed, blocks: int, committed: int) -> bool:
+        """Whether it must have the slots that are known. One that it has not begun may have been given back, with
+        rejected drafts, and another got."""
+        is_begun = one.filled > (blocks - 1) * self._size
+        return blocks == one.blocks and committed == one.committed and is_begun and self._may_rest
 
     def _remember(self, batch: list[Any], prompts: int) -> None:
         self._batch, self._prompts, self._writers = batch, prompts, []
@@ -301,7 +307,7 @@ class WatchedV2:
         resumed.clear()
         for request_id, taken in changed:
             for group, of_group in zip(self.groups, taken, strict=True):
-                group.takes(request_id, of_group)
+                group.takes(request_id, of_group, self._followed[request_id].committed // self._size)
         for request_id in coming:
             self._comes(request_id)
         for request_id, one in grown.items():
@@ -387,7 +393,7 @@ class WatchedV2:
     def _lets_go(self, request_id: int, one: _Followed) -> list[_Taken]:
         """Returns what it has got, by group; nothing where no slots can have changed."""
         blocks, committed = self._lengths(one.cache)
-        if blocks == one.blocks and committed == one.committed and self._may_rest:
+        if self._keeps(one, blocks, committed):
             return []
         is_committed = committed == one.committed  # equal blocks take the places of what is committed, and no others
         first = (one.told if is_committed else min(one.told, one.committed)) // self._size
@@ -431,8 +437,11 @@ def pool_of(manager: Any, group: int) -> Pool:
 
 
 def hears_all(manager: Any) -> bool:
-    """Whether blocks stay in their slots until these have a new owner, which asks for slots of the same group."""
+    """Whether blocks stay in their slots until these have a new owner, which asks for slots of the same group and is
+    heard. With drafts a request may get blocks behind `prepare_resources`, and give them back before the next."""
     config, runtime = manager.kv_cache_manager_py_config, manager.impl
+    if getattr(manager, "max_draft_len", 0):
+        return False
     return len(config.cache_tiers) == len(runtime.pool_group_descs) == len(runtime.layer_grouping) == 1
 
 
