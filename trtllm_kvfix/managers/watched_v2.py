@@ -173,12 +173,16 @@ class WatchedGroup:
     def _let_go(self, slots: Iterable[int]) -> None:
         if self._knows_all:
             return
+        held, free = self._held, []
         for slot in slots:
             if slot != NOWHERE:
-                self._held[slot] -= 1
-                if not self._held[slot]:
-                    del self._held[slot]
-                    self.canary.forget([slot])
+                holders = held[slot] - 1
+                if holders:
+                    held[slot] = holders
+                else:
+                    del held[slot]
+                    free.append(slot)
+        self.canary.forget(free)
 
 
 def _differing(known: list[int], slots: list[int]) -> list[int]:
