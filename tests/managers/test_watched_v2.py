@@ -324,13 +324,19 @@ def test_were_it_not_asked_its_former_slot_would_be_a_false_finding(
 
 def test_those_that_began_together_are_asked_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_v2, "ASKED_MAX", 2)
-    resting = watched_v2._RestingUntil()
+    resting = watched_v2._RestingUntil(positions_per_step=1)
     for number in range(5):
         one = watched_v2._Followed(Cache([number]), told=0, committed=0, blocks=1, filled=2)
         resting.add(number, one, SIZE, step=1)
     resting.add(5, watched_v2._Followed(Cache([5]), told=0, committed=0, blocks=1, filled=1), SIZE, step=1)
     resting.discard(1)
     assert [resting.due(step) for step in range(2, 7)] == [[], [], [0, 2], [3, 4], [5]]
+
+
+def test_with_drafts_one_is_asked_as_soon_as_it_can_have_filled_its_block() -> None:
+    resting = watched_v2._RestingUntil(positions_per_step=4)
+    resting.add(0, watched_v2._Followed(Cache([0]), told=0, committed=0, blocks=1, filled=0), SIZE, step=1)
+    assert [resting.due(step) for step in range(2, 5)] == [[], [0], []]
 
 
 def got_and_given_back_between_two_steps(server: Server) -> Any:

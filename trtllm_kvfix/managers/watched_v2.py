@@ -76,12 +76,13 @@ class _Resting:
 class _RestingUntil(_Resting):
     """Nobody is asked before the step in which he can have filled his block."""
 
-    def __init__(self) -> None:
+    def __init__(self, positions_per_step: int) -> None:
         super().__init__()
+        self._speed = positions_per_step
         self._due: dict[int, list[int]] = {}  # by step, and steps are the bounds
 
     def add(self, request_id: int, one: _Followed, end: int, step: int) -> None:
-        until = step + end + 1 - one.filled
+        until = step + -(-(end + 1 - one.filled) // self._speed)
         super().add(request_id, one, until, step)
         self._due.setdefault(until, []).append(request_id)
 
@@ -205,7 +206,7 @@ class WatchedV2:
         self._asked: dict[int, _Followed] = {}  # those that do not rest
         # Beside a host tier windows pass blocks of anyone, in any step.
         self._may_rest = knows_all or not self._slides
-        self._resting: _Resting = _Resting() if knows_all else _RestingUntil()
+        self._resting: _Resting = _Resting() if knows_all else _RestingUntil(1 + drafts_of(manager))
         self._step = 0
         self._caches: dict[int, Any] = {}  # upstream's, as they were when they were last heard
         self._new: dict[int, Any] = {}  # of them, those that have never been active
@@ -249,7 +250,7 @@ class WatchedV2:
         one = self._followed.get(request_id)
         if one is not None and self._is_as_heard(request_id, one):
             self._tell_writes({request_id: one})
-        else:
+        elif one is not None or request_id in self._manager.kv_cache_map:
             self._wake([*self._resting.inactive(), *self._resting.caches.keys() & {request_id}])
             self._hear(is_last=False)
         self._caches.pop(request_id, None)
@@ -440,11 +441,16 @@ def pool_of(manager: Any, group: int) -> Pool:
     return Pool(int(pool.base_address), int(pool.slot_bytes), list(layers))
 
 
+def drafts_of(manager: Any) -> int:
+    """Of a request in a step, at most."""
+    return int(getattr(manager, "max_draft_len", 0) or 0)
+
+
 def hears_all(manager: Any) -> bool:
     """Whether blocks stay in their slots until these have a new owner, which asks for slots of the same group and is
     heard. With drafts a request may get blocks behind `prepare_resources`, and give them back before the next."""
     config, runtime = manager.kv_cache_manager_py_config, manager.impl
-    if getattr(manager, "max_draft_len", 0):
+    if drafts_of(manager):
         return False
     return len(config.cache_tiers) == len(runtime.pool_group_descs) == len(runtime.layer_grouping) == 1
 
