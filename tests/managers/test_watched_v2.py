@@ -396,9 +396,13 @@ def test_were_rejected_drafts_kept_for_certain_it_would_be_a_false_finding(
     assert with_drafts(server, monkeypatch).counts["changed"]
 
 
-DRAFT_TARGET = SimpleNamespace(spec_dec_mode=SimpleNamespace(use_one_engine=lambda: False), max_draft_len=3)
+TWO_ENGINES = SimpleNamespace(use_one_engine=lambda: False)
+DRAFT_TARGET = SimpleNamespace(spec_dec_mode=TWO_ENGINES, max_draft_len=3, tokens_per_gen_step=4)
 ONE_ENGINE = SimpleNamespace(spec_dec_mode=SimpleNamespace(use_one_engine=lambda: True), max_draft_len=3)
-TREE = SimpleNamespace(**vars(DRAFT_TARGET), max_total_draft_tokens=12)
+TREES = [
+    SimpleNamespace(**{**vars(DRAFT_TARGET), **sign})
+    for sign in ({"max_total_draft_tokens": 12}, {"tokens_per_gen_step": 13}, {"eagle_choices": [[0]]})
+]
 
 
 @pytest.mark.parametrize(
@@ -406,7 +410,7 @@ TREE = SimpleNamespace(**vars(DRAFT_TARGET), max_total_draft_tokens=12)
     [
         (DRAFT_TARGET, ""),
         (ONE_ENGINE, "KV of draft layers"),
-        (TREE, "accepted drafts of a tree"),
+        *((tree, "accepted drafts of a tree") for tree in TREES),
         (object(), "KV of draft layers"),
     ],
 )
@@ -414,3 +418,10 @@ def test_drafts_are_followed_where_the_cache_has_no_draft_layers(config: Any, re
     model = SimpleNamespace(spec_config=config, llm_args=SimpleNamespace())
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
     assert (reason in said) if reason else said == ""
+
+
+def test_a_build_that_does_not_say_how_much_is_drafted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManagerV2, "max_draft_len")
+    model = SimpleNamespace(spec_config=DRAFT_TARGET, llm_args=SimpleNamespace())
+    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
+    assert "has no max_draft_len" in said

@@ -164,7 +164,7 @@ def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
     yield from _reasons_of_engine(executor)
     config = getattr(getattr(executor, "model_engine", None), "spec_config", None)
     if config is not None or getattr(executor, "drafter", None) is not None:
-        yield from upstream_v2.reasons_of_drafts(config)
+        yield from upstream_v2.reasons_of_drafts(_manager_of(executor), config)
     arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)
     if getattr(arguments, "kv_cache_compression_config", None) is not None:
         yield "KV cache compression rewrites blocks, or brings them back from the host as other bytes"

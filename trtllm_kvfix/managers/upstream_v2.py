@@ -28,6 +28,7 @@ LOOKED_AT = (
     "kv_cache_map", "kv_cache_manager_py_config", "kv_connector_manager", "is_draft", "tokens_per_block", "_stream",
     "impl.layer_grouping", "impl.pool_group_descs",
 )  # fmt: skip
+OF_TREES = ("eagle_choices", "use_dynamic_tree")
 DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
 
@@ -61,13 +62,18 @@ def reasons(manager: Any) -> Iterator[str]:
             yield f"blocks of layer group {group} lie in {pools} pools; one is watched. Usual cause: an FP4 cache"
 
 
-def reasons_of_drafts(config: Any) -> Iterator[str]:
+def reasons_of_drafts(manager: Any, config: Any) -> Iterator[str]:
     """The same, of the engine's speculative decoding."""
+    if not hasattr(manager, "max_draft_len"):
+        yield "the cache of this build has no max_draft_len, which says whether blocks are given back"
     uses_one_engine = getattr(getattr(config, "spec_dec_mode", None), "use_one_engine", lambda: True)
     if uses_one_engine():
         yield DRAFT_LAYERS
-    longest = getattr(config, "max_draft_len", 0) or 0
-    if (getattr(config, "max_total_draft_tokens", 0) or 0) > longest:
+    longest, total, at_once = (
+        int(getattr(config, name, 0) or 0)
+        for name in ("max_draft_len", "max_total_draft_tokens", "tokens_per_gen_step")
+    )
+    if max(total, at_once - 1) > longest or any(getattr(config, name, None) for name in OF_TREES):
         yield "accepted drafts of a tree are moved together, also in blocks of requests that have ended"
 
 
