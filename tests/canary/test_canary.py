@@ -121,6 +121,20 @@ def test_a_block_that_is_written_on_purpose_gives_no_finding(server: Server) -> 
     assert report.counts == {} and report.blocks_taken == 4
 
 
+def test_when_one_ends_only_its_own_blocks_are_looked_at(server: Server) -> None:
+    """Slots of others may have owners who are heard at the next step."""
+    server.fill(1, [3, 4])
+    server.fill(2, [5, 6])
+    server.canary.admitted(3, [5, 6, 7], 2 * SIZE)
+    server.bytes[3] ^= 1
+    server.bytes[5:7] ^= 1  # by request 4
+    server.canary.released(1)
+    server.canary.admitted(4, [5, 6], 0)
+    server.step()
+    (found,) = server.canary.report().findings
+    assert (found.slot, found.occasion) == (3, "freed")
+
+
 def test_what_nobody_filled_is_found_when_it_is_reused(server: Server) -> None:
     server.canary.admitted(1, [3, 4], 0)
     server.step(Write(1, [3, 4], 0, 5, 5))

@@ -50,7 +50,7 @@ MUTANTS = {
     "a part that is reused": ("elif fill.tokens < wanted:", "elif not fill.complete:"),
     "a part whose rest a load writes": ("elif wanted < size:", "elif False:"),
     "looks that come too late": ("return self.primary.get(look.slot) is look.fill", "return True"),
-    "a position that goes back": ("sequence.complete = min(sequence.complete, begin // size)", "pass"),
+    "a position that goes back": ("sequence.complete = min(sequence.complete, place)", "pass"),
 }  # fmt: skip
 
 

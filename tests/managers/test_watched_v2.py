@@ -5,6 +5,7 @@ The attack of tests/torture has requests of every kind; here one case is looked 
 
 import ctypes
 import gc
+import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from tests.managers.test_constructors import engine
 from trtllm_kvfix import process
 from trtllm_kvfix.canary.canary import Canary
-from trtllm_kvfix.managers import constructors, upstream_v2
+from trtllm_kvfix.managers import constructors, upstream_v2, watched_v2
 from trtllm_kvfix.managers.watched import hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
 from trtllm_kvfix.native import Device, open_device
@@ -59,6 +60,7 @@ class KVCacheManagerV2:
     tokens_per_block = SIZE
     kv_connector_manager = None
     is_draft = False
+    max_draft_len = 0
 
     def __init__(self, address: int, stream: int) -> None:
         self._stream = SimpleNamespace(cuda_stream=stream)
@@ -81,6 +83,9 @@ class KVCacheManagerV2:
 
     def _restore_page_index_bufs(self, _request_id: int, _cache: Any) -> None:
         pass
+
+    def try_allocate_generation(self, _request: Any) -> bool:
+        return True
 
     def shutdown(self) -> None:
         pass
@@ -239,7 +244,6 @@ def test_a_request_that_is_computed_again_begins_anew(server: Server) -> None:
 
 REFUSED: dict[str, Callable[[KVCacheManagerV2], Any]] = {
     "a connector loads": lambda m: setattr(m, "kv_connector_manager", object()),
-    "speculative decoding": lambda m: setattr(m, "max_draft_len", 3),
     "KV of draft layers": lambda m: setattr(m, "draft_layer_ids", (7,)),
     "cross-attention": lambda m: setattr(m, "kv_cache_type", "CacheType.CROSS"),
     "several blocks share a slot": lambda m: setattr(m, "enable_swa_scratch_reuse", True),
@@ -263,10 +267,11 @@ def test_what_is_not_followed_is_refused_by_name_at_the_start(reason: str) -> No
     assert upstream_v2.watcher_of(active, manager) is None
 
 
-def test_a_build_without_a_seam_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(KVCacheManagerV2, "_restore_page_index_bufs")
+@pytest.mark.parametrize("name", ["_restore_page_index_bufs", "try_allocate_generation"])
+def test_a_build_without_a_seam_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManagerV2, name)
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0)))
-    assert "KVCacheManagerV2 of this build has no _restore_page_index_bufs" in said
+    assert f"KVCacheManagerV2 of this build has no {name}" in said
 
 
 def test_a_build_that_does_not_say_where_blocks_lie_is_refused_by_name() -> None:
@@ -289,3 +294,134 @@ def test_compression_of_the_engine_is_refused() -> None:
     model = SimpleNamespace(spec_config=None, llm_args=SimpleNamespace(kv_cache_compression_config=object()))
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
     assert "as other bytes" in said
+
+
+def end_in_another_slot(server: Server) -> Any:
+    """Its second block is committed, and an equal one of another request has taken its place."""
+    served(server, 2, [6, 7])
+    request = served(server, 1, [3, 4])
+    cache = server.manager.kv_cache_map[1]
+    cache.num_committed_tokens = SIZE
+    server.step(rounds=3)
+    cache.slots, cache.num_committed_tokens = [3, 7], 2 * SIZE
+    server.manager.kv_cache_map[3] = Cache([4])
+    server.memory[4] ^= 1  # a copy
+    server.end(request)
+    server.step(rounds=3)
+    return server.report
+
+
+def test_one_that_ends_is_asked_whether_it_has_other_slots(server: Server) -> None:
+    assert end_in_another_slot(server).counts == {}
+
+
+def test_were_it_not_asked_its_former_slot_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedV2, "_is_as_heard", lambda *_: True)
+    assert end_in_another_slot(server).counts == {"changed": 1}
+
+
+def test_those_that_began_together_are_asked_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_v2, "ASKED_MAX", 2)
+    resting = watched_v2._RestingUntil(positions_per_step=1)
+    for number in range(5):
+        one = watched_v2._Followed(Cache([number]), told=0, committed=0, blocks=1, filled=2)
+        resting.add(number, one, SIZE, step=1)
+    resting.add(5, watched_v2._Followed(Cache([5]), told=0, committed=0, blocks=1, filled=1), SIZE, step=1)
+    resting.discard(1)
+    assert [resting.due(step) for step in range(2, 7)] == [[], [], [0, 2], [3, 4], [5]]
+
+
+def test_with_drafts_one_is_asked_as_soon_as_it_can_have_filled_its_block() -> None:
+    resting = watched_v2._RestingUntil(positions_per_step=4)
+    resting.add(0, watched_v2._Followed(Cache([0]), told=0, committed=0, blocks=1, filled=0), SIZE, step=1)
+    assert [resting.due(step) for step in range(2, 5)] == [[], [0], []]
+
+
+def got_and_given_back_between_two_steps(server: Server) -> Any:
+    """Drafts are padded behind `prepare_resources`, and rejected before the next."""
+    server.end(served(server, 1, [3, 4]))
+    other = served(server, 2, [5])
+    server.step(other, rounds=3)
+    server.memory[4] ^= 1
+    server.step(other, rounds=6)
+    return server.report
+
+
+def test_with_drafts_nothing_is_looked_at_that_nobody_active_has(server: Server) -> None:
+    server.manager.max_draft_len = 3
+    assert got_and_given_back_between_two_steps(server).counts == {}
+
+
+def test_followed_while_cached_such_a_block_would_be_a_false_finding(server: Server) -> None:
+    assert got_and_given_back_between_two_steps(server).counts == {"changed": 1}
+
+
+def with_drafts(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Three a step, some of them accepted. Blocks that held none of these are given back."""
+    draw = random.Random(1)
+    server.manager.max_draft_len = drafts = 3
+    request = served(server, 1, [0, 1], prompt=6)
+    cache, free, done = server.manager.kv_cache_map[1], list(range(2, SLOTS)), 6
+    tokens = done + 1
+    monkeypatch.setattr(Request, "get_num_tokens", lambda *_: tokens)
+    while done < (SLOTS - 2) * SIZE:
+        cache.capacity = done + 1 + drafts
+        while len(cache.slots) * SIZE < cache.capacity:
+            cache.slots.append(free.pop(draw.randrange(len(free))))
+        server.step(request)
+        position, request.context_current_position = request.context_current_position, done
+        server.compute(request, done + 1 + drafts)
+        request.context_current_position = position
+        done += 1 + draw.randint(0, drafts)
+        cache.capacity, tokens = done, done + 1
+        needed = -(-done // SIZE)
+        free += cache.slots[needed:]
+        del cache.slots[needed:]
+    server.step(request, rounds=6)
+    return server.report
+
+
+def test_accepted_drafts_fill_blocks_and_rejected_ones_do_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = with_drafts(server, monkeypatch)
+    assert report.counts == {} and report.blocks_taken >= SLOTS - 3
+
+
+def test_were_rejected_drafts_kept_for_certain_it_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled_of = watched_v2.filled_of
+    monkeypatch.setattr(watched_v2, "filled_of", lambda request: filled_of(request) + 3)
+    assert with_drafts(server, monkeypatch).counts["changed"]
+
+
+TWO_ENGINES = SimpleNamespace(use_one_engine=lambda: False)
+DRAFT_TARGET = SimpleNamespace(spec_dec_mode=TWO_ENGINES, max_draft_len=3, tokens_per_gen_step=4)
+ONE_ENGINE = SimpleNamespace(spec_dec_mode=SimpleNamespace(use_one_engine=lambda: True), max_draft_len=3)
+TREES = [
+    SimpleNamespace(**{**vars(DRAFT_TARGET), **sign})
+    for sign in ({"max_total_draft_tokens": 12}, {"tokens_per_gen_step": 13}, {"eagle_choices": [[0]]})
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (DRAFT_TARGET, ""),
+        (ONE_ENGINE, "KV of draft layers"),
+        *((tree, "accepted drafts of a tree") for tree in TREES),
+        (object(), "KV of draft layers"),
+    ],
+)
+def test_drafts_are_followed_where_the_cache_has_no_draft_layers(config: Any, reason: str) -> None:
+    model = SimpleNamespace(spec_config=config, llm_args=SimpleNamespace())
+    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
+    assert (reason in said) if reason else said == ""
+
+
+def test_a_build_that_does_not_say_how_much_is_drafted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(KVCacheManagerV2, "max_draft_len")
+    model = SimpleNamespace(spec_config=DRAFT_TARGET, llm_args=SimpleNamespace())
+    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
+    assert "has no max_draft_len" in said

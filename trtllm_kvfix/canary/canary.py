@@ -199,6 +199,10 @@ class Canary:
         self._add(self.books.replaced(request, place, slot))
 
     @guarded
+    def regrown(self, request: int, place: int, slot: int) -> None:
+        self.books.regrown(request, place, slot)
+
+    @guarded
     def shrunk(self, request: int, blocks: int) -> None:
         self.books.shrunk(request, blocks)
 
@@ -246,9 +250,13 @@ class Canary:
 
     @guarded
     def released(self, request: int) -> None:
-        for look in self.books.released(request):
-            self._due.appendleft(look)  # first: the slots may be given away at once
-        self._send((self._due_ones(), [], []))
+        """Its blocks are looked at first, and alone: its slots may be given away at once, and of others that was not
+        heard yet."""
+        looks = list(self.books.released(request))
+        room = min(self._left, self._ring.free)
+        self._left -= len(looks[:room])
+        self._send((looks[:room], [], []))
+        self._add(looks[room:])
 
     @guarded
     def lost(self, request: int) -> None:

@@ -131,6 +131,11 @@ class FillBooks:
         if slot != NOWHERE:
             yield from self._taken(slot, self._tokens_per_block, request)
 
+    def regrown(self, request: int, place: int, slot: int) -> None:
+        """It has given back a block that it had not begun, and got another one for the same positions."""
+        self._live[request].slots[place] = slot
+        self.primary[slot] = Fill(request)
+
     def left(self, request: int, places_known: int) -> None:
         """It lets go of its slots: its blocks may leave the device. Only of the leading ones it is known where they
         were."""
@@ -202,18 +207,19 @@ class FillBooks:
 
     def _fill(self, request: int, sequence: _Sequence, begin: int, end: int) -> None:
         size = self._tokens_per_block
-        sequence.complete = min(sequence.complete, begin // size)
-        for place in range(begin // size, -(-end // size)):
-            slot, first = sequence.slots[place], max(begin - place * size, 0)
-            if slot == NOWHERE:
-                continue
+        place, first = divmod(begin, size)
+        left = first + end - begin  # from the beginning of the block
+        sequence.complete = min(sequence.complete, place)
+        while left > 0:
+            slot = sequence.slots[place]
             fill = self.primary.get(slot) or Fill(request)
-            if fill.tokens < first:
-                continue  # nobody has written what stands before: this block will never be complete
-            if fill.filler != request or fill.tokens > first:
-                fill = Fill(request)
-            fill.tokens = min(end - place * size, size)
-            self.primary[slot] = fill
+            # Or else nobody has written what stands before: this block will never be complete.
+            if slot != NOWHERE and fill.tokens >= first:
+                if fill.filler != request or fill.tokens > first:
+                    fill = Fill(request)
+                fill.tokens = min(size, left)
+                self.primary[slot] = fill
+            place, first, left = place + 1, 0, left - size
 
     def _completed(self, request: int, sequence: _Sequence, kept: int) -> list[BlockLook]:
         size = self._tokens_per_block

@@ -162,6 +162,9 @@ def _manager_of(executor: Any) -> Any:
 def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
     yield from upstream_v2.reasons(_manager_of(executor))
     yield from _reasons_of_engine(executor)
+    config = getattr(getattr(executor, "model_engine", None), "spec_config", None)
+    if config is not None or getattr(executor, "drafter", None) is not None:
+        yield from upstream_v2.reasons_of_drafts(_manager_of(executor), config)
     arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)
     if getattr(arguments, "kv_cache_compression_config", None) is not None:
         yield "KV cache compression rewrites blocks, or brings them back from the host as other bytes"
@@ -176,6 +179,11 @@ def _reasons(executor: Any) -> "Iterator[str]":
             "Usual cause: KVCacheManagerV2 is switched on, or the model has a cache of another kind"
         )
     yield from _reasons_of_engine(executor)
+    engine = getattr(executor, "model_engine", None)
+    if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
+        yield "speculative decoding is not served"
+    if getattr(executor, "draft_model_engine", None) is not None:
+        yield "a draft model is not served"
     scheduler = getattr(executor, "scheduler", None)
     capacity = getattr(scheduler, "capacity_scheduler", None)
     if type(capacity).__name__ == "BindCapacityScheduler":
@@ -188,10 +196,6 @@ def _reasons_of_engine(executor: Any) -> "Iterator[str]":
         yield "AutoDeploy is not served: its engine has not been run with ours"
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
-    if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
-        yield "speculative decoding is not served"
-    if getattr(executor, "draft_model_engine", None) is not None:
-        yield "a draft model is not served"
     dist = getattr(executor, "dist", None)
     if getattr(dist, "pp_size", 1) > 1 or getattr(dist, "cp_size", 1) > 1:
         yield "pipelines and context parallelism are not served"

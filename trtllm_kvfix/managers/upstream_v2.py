@@ -23,10 +23,13 @@ Method: TypeAlias = Callable[..., Any]
 KIND = "KVCacheManagerV2"
 RESUMED = "_restore_page_index_bufs"  # called behind each resume of a cache that was suspended
 SEAMS = ("prepare_resources", "free_resources", RESUMED)
+ALLOCATES = "try_allocate_generation"  # by the scheduler: a batch has its slots before `prepare_resources`
 LOOKED_AT = (
     "kv_cache_map", "kv_cache_manager_py_config", "kv_connector_manager", "is_draft", "tokens_per_block", "_stream",
     "impl.layer_grouping", "impl.pool_group_descs",
 )  # fmt: skip
+OF_TREES = ("eagle_choices", "use_dynamic_tree")
+DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
 
 
@@ -38,8 +41,8 @@ def reasons(manager: Any) -> Iterator[str]:
         return
     if manager.kv_connector_manager is not None:
         yield "a connector loads blocks beside the manager, which does not hear when a load is over"
-    if manager.is_draft or getattr(manager, "draft_layer_ids", ()) or getattr(manager, "max_draft_len", 0):
-        yield "speculative decoding rewrites blocks, and KV of draft layers depends on later tokens"
+    if manager.is_draft or getattr(manager, "draft_layer_ids", ()):
+        yield DRAFT_LAYERS
     if "CROSS" in str(getattr(manager, "kv_cache_type", "")):
         yield "cross-attention has positions of its own"
     if getattr(manager, "enable_swa_scratch_reuse", False):
@@ -59,11 +62,26 @@ def reasons(manager: Any) -> Iterator[str]:
             yield f"blocks of layer group {group} lie in {pools} pools; one is watched. Usual cause: an FP4 cache"
 
 
+def reasons_of_drafts(manager: Any, config: Any) -> Iterator[str]:
+    """The same, of the engine's speculative decoding."""
+    if not hasattr(manager, "max_draft_len"):
+        yield "the cache of this build has no max_draft_len, which says whether blocks are given back"
+    uses_one_engine = getattr(getattr(config, "spec_dec_mode", None), "use_one_engine", lambda: True)
+    if uses_one_engine():
+        yield DRAFT_LAYERS
+    longest, total, at_once = (
+        int(getattr(config, name, 0) or 0)
+        for name in ("max_draft_len", "max_total_draft_tokens", "tokens_per_gen_step")
+    )
+    if max(total, at_once - 1) > longest or any(getattr(config, name, None) for name in OF_TREES):
+        yield "accepted drafts of a tree are moved together, also in blocks of requests that have ended"
+
+
 def _why_unknown(manager: Any) -> str:
     kind = type(manager)
     if kind.__name__ != KIND:
         return f"the cache is {kind.__name__}; of TensorRT-LLM's own managers, {KIND} alone is watched"
-    lacking = [name for name in SEAMS if not hasattr(kind, name)]
+    lacking = [name for name in (*SEAMS, ALLOCATES) if not hasattr(kind, name)]
     if lacking:
         return f"{KIND} of this build has no {', '.join(lacking)}, where slots change hands"
     lacking = [name for name in LOOKED_AT if not _has(manager, name)]

@@ -9,14 +9,16 @@ can (a host tier, which V2 has by default, or pools that are rebalanced), upstre
 alone where they are: others are forgotten, and those of a suspended request are known again when it is resumed.
 
 Every call is on the way of a step, so requests are asked for their lengths only while these can mean anything. One that
-writes an answer *rests* from when it has begun a block until its capacity reaches the end of it: it commits nothing,
-and no block of it can be given back.
+writes an answer *rests* from when it has begun a block until it can have got a further one: it commits nothing, and no
+block of it can be given back. Where blocks can leave the device, a word of further blocks may be late: the canary has
+forgotten what nobody active has, and looks at nothing there. So a request of the batch, which is active, rests until it
+can have filled its block, a position in a step, and none is asked before.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, ge
+from operator import attrgetter, gt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +33,8 @@ from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open
 from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.settings import Settings
+
+ASKED_MAX = 32  # requests that have rested and are asked in one step, where they can wait
 
 capacity_of, is_active = attrgetter("capacity"), attrgetter("is_active")
 
@@ -47,26 +51,49 @@ class _Followed:
 
 
 class _Resting:
-    """Caches by request, with the capacity at which each has to be asked again. No loop of Python's goes over them."""
+    """Caches by request. Each step asks all of them for their capacity, which no loop of Python's does."""
 
     def __init__(self) -> None:
         self.caches: dict[int, Any] = {}
-        self._ends: dict[int, int] = {}  # in the same order
+        self._bounds: dict[int, int] = {}  # in the same order: the capacity above which each is asked for more
 
-    def add(self, request_id: int, cache: Any, end: int) -> None:
-        self.caches[request_id], self._ends[request_id] = cache, end
+    def add(self, request_id: int, one: _Followed, end: int, _step: int) -> None:
+        self.caches[request_id], self._bounds[request_id] = one.cache, end
 
     def discard(self, request_id: int) -> None:
         if self.caches.pop(request_id, None) is not None:
-            del self._ends[request_id]
+            del self._bounds[request_id]
 
-    def due(self) -> list[int]:
-        return list(compress(self.caches, map(ge, map(capacity_of, self.caches.values()), self._ends.values())))
+    def due(self, _step: int) -> list[int]:
+        return list(compress(self.caches, map(gt, map(capacity_of, self.caches.values()), self._bounds.values())))
 
     def inactive(self) -> list[int]:
         if all(map(is_active, self.caches.values())):
             return []
         return [request_id for request_id, cache in self.caches.items() if not cache.is_active]
+
+
+class _RestingUntil(_Resting):
+    """Nobody is asked before the step in which he can have filled his block."""
+
+    def __init__(self, positions_per_step: int) -> None:
+        super().__init__()
+        self._speed = positions_per_step
+        self._due: dict[int, list[int]] = {}  # by step, and steps are the bounds
+
+    def add(self, request_id: int, one: _Followed, end: int, step: int) -> None:
+        until = step + -(-(end + 1 - one.filled) // self._speed)
+        super().add(request_id, one, until, step)
+        self._due.setdefault(until, []).append(request_id)
+
+    def due(self, step: int) -> list[int]:
+        """Some wait for the next step, where many began together."""
+        found = [each for each in self._due.pop(step, ()) if self._bounds.get(each) == step]
+        waiting = found[ASKED_MAX:]
+        if waiting:
+            self._bounds.update(dict.fromkeys(waiting, step + 1))
+            self._due[step + 1] = waiting + self._due.get(step + 1, [])
+        return found[:ASKED_MAX]
 
 
 # Places at which a request has got other slots, with these, and the slots of further blocks.
@@ -99,15 +126,22 @@ class WatchedGroup:
             self._let_go(known[len(slots) :])
         return [(first + place, slots[place]) for place in changed], slots[len(known) :]
 
-    def takes(self, request_id: int, taken: _Taken) -> None:
-        """All requests have let go of what is no longer theirs."""
+    def takes(self, request_id: int, taken: _Taken, blocks_committed: int) -> None:
+        """All requests have let go of what is no longer theirs. A block that is not committed was given back, with
+        rejected drafts, and is another one now."""
         changed, further = taken
         for place, slot in changed:
             self._hold([slot])
-            self.canary.replaced(request_id, place, slot)
+            (self.canary.replaced if place < blocks_committed else self.canary.regrown)(request_id, place, slot)
         if further:
             self._hold(further)
             self.canary.grown(request_id, further)
+
+    def grows(self, request_id: int, cache: Any, first: int, blocks: int) -> None:
+        """It has got blocks from the `first` on, behind all that are known, and those are as they were."""
+        slots = self._read(cache, first, blocks)
+        self._hold(slots)
+        self.canary.grown(request_id, slots)
 
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
@@ -140,12 +174,16 @@ class WatchedGroup:
     def _let_go(self, slots: Iterable[int]) -> None:
         if self._knows_all:
             return
+        held, free = self._held, []
         for slot in slots:
             if slot != NOWHERE:
-                self._held[slot] -= 1
-                if not self._held[slot]:
-                    del self._held[slot]
-                    self.canary.forget([slot])
+                holders = held[slot] - 1
+                if holders:
+                    held[slot] = holders
+                else:
+                    del held[slot]
+                    free.append(slot)
+        self.canary.forget(free)
 
 
 def _differing(known: list[int], slots: list[int]) -> list[int]:
@@ -166,11 +204,16 @@ class WatchedV2:
         self._slides = any(group.slides for group in groups)
         self._followed: dict[int, _Followed] = {}
         self._asked: dict[int, _Followed] = {}  # those that do not rest
-        self._resting = _Resting()
+        # Beside a host tier windows pass blocks of anyone, in any step.
+        self._may_rest = knows_all or not self._slides
+        self._resting: _Resting = _Resting() if knows_all else _RestingUntil(1 + drafts_of(manager))
+        self._step = 0
         self._caches: dict[int, Any] = {}  # upstream's, as they were when they were last heard
         self._new: dict[int, Any] = {}  # of them, those that have never been active
         self._resumed: set[int] = set()  # since their slots were last read
-        self._batch: list[Any] = []  # the last one
+        self._batch: list[Any] | None = None  # the last one, while all that is remembered of it is right
+        self._prompts = 0  # in it, at its head
+        self._present: set[int] = set()  # in it
         self._writers: list[int] = []  # in it
 
     def stand_down(self, error: Exception) -> None:
@@ -182,13 +225,20 @@ class WatchedV2:
     @guarded
     def begin_iteration(self, batch: Any) -> None:
         """The last step has been enqueued, and this batch has its slots."""
-        self._hear()
+        self._step += 1
+        requests, prompts = [*batch.context_requests, *batch.generation_requests], len(batch.context_requests)
+        is_last = prompts == self._prompts and requests == self._batch  # batches are often the same for many steps
+        if not is_last:
+            self._present = {each.py_request_id for each in requests}
+            self._wake_absent()
+        self._hear(is_last)
         with self._order:
             for group in self.groups:
                 group.canary.step((), self._writers)
                 if group.canary.fault is not None:
                     raise RuntimeError(group.canary.fault)
-        self._remember(batch)
+        if self._batch is None or not is_last:
+            self._remember(requests, prompts)
 
     @guarded
     def resumed(self, request_id: int) -> None:
@@ -197,7 +247,12 @@ class WatchedV2:
     @guarded
     def ends(self, request_id: int) -> None:
         """It still has its slots. It may never have had any."""
-        self._hear()
+        one = self._followed.get(request_id)
+        if one is not None and self._is_as_heard(request_id, one):
+            self._tell_writes({request_id: one})
+        elif one is not None or request_id in self._manager.kv_cache_map:
+            self._wake([*self._resting.inactive(), *self._resting.caches.keys() & {request_id}])
+            self._hear(is_last=False)
         self._caches.pop(request_id, None)
         self._new.pop(request_id, None)
         if request_id in self._followed:
@@ -209,44 +264,60 @@ class WatchedV2:
             group.canary.close()
         self._order.close()
 
-    def _remember(self, batch: Any) -> None:
-        """Batches are often the same for many steps."""
-        requests = [*batch.context_requests, *batch.generation_requests]
-        if requests == self._batch:
-            return
-        self._batch, self._writers = requests, []
-        for each in requests:
+    def _is_as_heard(self, request_id: int, one: _Followed) -> bool:
+        """Whether it has the slots that are known. Then nobody else matters: they are compared, and no others."""
+        return (
+            self._manager.kv_cache_map.get(request_id) is one.cache
+            and one.cache.is_active
+            and not one.is_away
+            and request_id not in self._resumed
+            and self._keeps(one, *self._lengths(one.cache))
+        )
+
+    def _keeps(self, one: _Followed, blocks: int, committed: int) -> bool:
+        """Whether it must have the slots that are known. One that it has not begun may have been given back, with
+        rejected drafts, and another got."""
+        is_begun = one.filled > (blocks - 1) * self._size
+        return blocks == one.blocks and committed == one.committed and is_begun and self._may_rest
+
+    def _remember(self, batch: list[Any], prompts: int) -> None:
+        self._batch, self._prompts, self._writers = batch, prompts, []
+        for each in batch:
             if not each.is_dummy_request:
                 self._writers.append(each.py_request_id)
                 if each.py_request_id in self._followed:
                     self._followed[each.py_request_id].request = each
 
-    def _hear(self) -> None:
+    def _hear(self, is_last: bool) -> None:
         """What was written first, by the slots in which it was; then who has let go of slots, and then who has got
-        some."""
-        self._wake(self._resting.due())
-        self._tell_writes()
-        if self._manager.kv_cache_map != self._caches:
+        some. `is_last`: the batch is the last one, so nobody in it has got another cache."""
+        resumed = self._resumed
+        self._wake(resumed & self._resting.caches.keys())
+        grown = {request_id: self._followed[request_id] for request_id in self._resting.due(self._step)}
+        self._tell_writes(self._asked)
+        self._tell_writes(grown)
+        if self._knows_all or not is_last or len(self._manager.kv_cache_map) != len(self._caches):
             self._compare_caches()
-        if not self._knows_all:
-            self._wake([*self._resting.inactive(), *(self._resumed & self._resting.caches.keys())])
-            for request_id, one in self._asked.items():
-                if not one.is_away and (request_id in self._resumed or not one.cache.is_active):
-                    self._leaves(request_id, one)
-        self._resumed.clear()
         changed = []
         coming = [request_id for request_id, cache in self._new.items() if cache.is_active]
         for request_id, one in self._asked.items():
-            if one.cache.is_active:
+            has_slots = one.cache.is_active
+            if not (self._knows_all or one.is_away) and (request_id in resumed or not has_slots):
+                self._leaves(request_id, one)
+            if has_slots:
                 if one.is_away:
                     coming.append(request_id)
                 elif taken := self._lets_go(request_id, one):
                     changed.append((request_id, taken))
+        resumed.clear()
         for request_id, taken in changed:
             for group, of_group in zip(self.groups, taken, strict=True):
-                group.takes(request_id, of_group)
+                group.takes(request_id, of_group, self._followed[request_id].committed // self._size)
         for request_id in coming:
             self._comes(request_id)
+        for request_id, one in grown.items():
+            if self._followed.get(request_id) is one:
+                self._grows(request_id, one)
         self._lay_to_rest()
 
     def _wake(self, request_ids: Iterable[int]) -> None:
@@ -254,22 +325,42 @@ class WatchedV2:
             self._resting.discard(request_id)
             self._asked[request_id] = self._followed[request_id]
 
+    def _wake_absent(self) -> None:
+        """Who is in the batch is active."""
+        self._wake(self._resting.caches.keys() - self._present)
+
     def _lay_to_rest(self) -> None:
+        for request_id, one in list(self._asked.items()):
+            if self._can_rest(request_id, one):
+                del self._asked[request_id]
+                self._resting.add(request_id, one, one.blocks * self._size, self._step)
+
+    def _can_rest(self, request_id: int, one: _Followed) -> bool:
         """A prompt is committed behind its last step, and before the second token of its answer is known. A block that
         has been written to is not given back."""
-        if self._slides and not self._knows_all:
-            return  # windows pass blocks of anyone
+        if not self._may_rest or request_id not in self._present or one.request is None or one.is_away:
+            return False
+        end = one.blocks * self._size
+        is_answer = one.filled > one.request.context_current_position
+        return is_answer and end - self._size < one.filled and one.cache.capacity <= end
+
+    def _grows(self, request_id: int, one: _Followed) -> None:
+        """One that rests, and so has let go of nothing. It rests on where it has begun its last block."""
         size = self._size
-        for request_id, one in list(self._asked.items()):
-            if one.request is None or one.is_away or one.filled <= one.request.context_current_position:
-                continue
-            end = one.blocks * size
-            if one.filled > end - size and one.cache.capacity < end:
-                del self._asked[request_id]
-                self._resting.add(request_id, one.cache, end)
+        blocks = -(-one.cache.capacity // size)
+        if blocks > one.blocks and one.cache.is_active:
+            for group in self.groups:
+                group.grows(request_id, one.cache, one.blocks, blocks)
+            one.blocks = blocks
+        if blocks == one.blocks and one.filled > (blocks - 1) * size:
+            self._resting.add(request_id, one, blocks * size, self._step)
+        else:
+            self._wake([request_id])
 
     def _compare_caches(self) -> None:
         """Caches are made and closed, and a request that is computed again gets another one."""
+        if self._manager.kv_cache_map == self._caches:
+            return
         caches = self._caches = dict(self._manager.kv_cache_map)
         for request_id in [each for each, one in self._followed.items() if caches.get(each) is not one.cache]:
             self._ends(request_id, is_over=True)
@@ -282,15 +373,15 @@ class WatchedV2:
         for group in self.groups:
             group.ends(request_id, is_away=one.is_away, is_over=is_over)
 
-    def _tell_writes(self) -> None:
-        """Where a further block is full by now."""
+    def _tell_writes(self, asked: dict[int, _Followed]) -> None:
+        """Where a further block is full by now, of those whose slots are known."""
         size, caches = self._size, self._manager.kv_cache_map
         writes: list[Write] = []
-        for request_id, one in self._asked.items():
+        for request_id, one in asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
             one.filled = filled_of(one.request)
-            filled = one.filled // size * size
+            filled = min(one.filled // size, one.blocks) * size
             if filled > one.told:
                 writes.append(Write(request_id, None, one.told, filled, filled))
                 one.told = filled
@@ -307,7 +398,7 @@ class WatchedV2:
     def _lets_go(self, request_id: int, one: _Followed) -> list[_Taken]:
         """Returns what it has got, by group; nothing where no slots can have changed."""
         blocks, committed = self._lengths(one.cache)
-        if blocks == one.blocks and committed == one.committed and (self._knows_all or not self._slides):
+        if self._keeps(one, blocks, committed):
             return []
         is_committed = committed == one.committed  # equal blocks take the places of what is committed, and no others
         first = (one.told if is_committed else min(one.told, one.committed)) // self._size
@@ -321,7 +412,7 @@ class WatchedV2:
         one = self._followed.get(request_id)
         if one is None:
             del self._new[request_id]
-            self._batch = []  # its request is in none that is remembered
+            self._batch = None  # its request may be in it
             self._asked[request_id] = self._followed[request_id] = _Followed(cache, committed, committed, blocks)
             for group in self.groups:
                 group.begins(request_id, cache, blocks, committed)
@@ -350,9 +441,17 @@ def pool_of(manager: Any, group: int) -> Pool:
     return Pool(int(pool.base_address), int(pool.slot_bytes), list(layers))
 
 
+def drafts_of(manager: Any) -> int:
+    """Of a request in a step, at most."""
+    return int(getattr(manager, "max_draft_len", 0) or 0)
+
+
 def hears_all(manager: Any) -> bool:
-    """Whether blocks stay in their slots until these have a new owner, which asks for slots of the same group."""
+    """Whether blocks stay in their slots until these have a new owner, which asks for slots of the same group and is
+    heard. With drafts a request may get blocks behind `prepare_resources`, and give them back before the next."""
     config, runtime = manager.kv_cache_manager_py_config, manager.impl
+    if drafts_of(manager):
+        return False
     return len(config.cache_tiers) == len(runtime.pool_group_descs) == len(runtime.layer_grouping) == 1
 
 
