@@ -39,12 +39,16 @@ bool evict_host(State& state, Window& window, BlockIndex evicted) {
     return true;
 }
 
-// The block's parent, and what finds it among its siblings and in the index, which an eviction to host leaves alone.
+// The block's parent, and what finds it among its siblings and in the index, which an eviction to host leaves alone. With
+// second_touch most are dropped, and noted.
 void prefetch_around(const Window& window, BlockIndex block) {
     const Block& record = window.blocks[block];
-    if (!window.has_host()) {
+    if (!window.has_host() || window.gone) {
         window.blocks.prefetch(block);
         window.tree.prefetch(record.key);
+    }
+    if (window.gone) {
+        window.gone->prefetch(record.key);
     }
     if (record.in_tree && !is_root(record.parent)) {
         prefetch_memory(&window.blocks[record.parent.block()]);
