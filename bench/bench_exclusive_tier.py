@@ -43,11 +43,12 @@ def case_of(workload: Workload, shape: CacheShape, sizes: dict[str, int]) -> Cas
     return Case(workload, asked, prompts, shape, sizes)
 
 
-def measure(case: Case) -> Iterator[Row]:
+def measure(case: Case, *, simulate: bool) -> Iterator[Row]:
     tokens = case.shape.tokens_per_block
     for size, slots in case.sizes.items():
         results = {name: replayed(case, kind, slots) for name, kind in NATIVE.items()}
-        results |= {name: simulated(case, make(slots)) for name, make in EXCLUSIVE.items()}
+        if simulate:
+            results |= {name: simulated(case, make(slots)) for name, make in EXCLUSIVE.items()}
         for name, (from_host, written_per_computed) in results.items():
             where = f"{case.workload.name}, {size}"
             yield Row(where, tokens, name, "host_hit_percent", once(100 * from_host / case.prompt_tokens))
@@ -74,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE", help="may be given again")
     parser.add_argument("--requests", type=int, default=6000, help="of the traffic that is made here")
+    parser.add_argument("--replays", action="store_true", help="no simulations, which take minutes")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="300 requests and the smallest size")
     arguments = parser.parse_args()
@@ -89,7 +91,7 @@ def main() -> None:
         read = read_trace(trace).requests
         cases.append(case_of(Workload(trace.stem, read, TokenBook(read)), SHAPE, server))
     for case in cases:
-        report("host_admission.csv", measure(case), arguments.results)
+        report("host_admission.csv", measure(case, simulate=not arguments.replays), arguments.results)
 
 
 if __name__ == "__main__":
