@@ -8,6 +8,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -105,7 +106,7 @@ HostAdmission host_admission_from(const std::string& name) {
     return name == "all" ? HostAdmission::all : HostAdmission::second_touch;
 }
 
-std::string name_of(HostAdmission admission) { return admission == HostAdmission::all ? "all" : "second_touch"; }
+std::string_view name_of(HostAdmission admission) { return admission == HostAdmission::all ? "all" : "second_touch"; }
 
 Secret seed_from(nb::handle given) {
     if (given.is_none()) {
@@ -133,7 +134,7 @@ nb::dict keywords_of(const BlockManagerConfig& config) {
     out["partial_reuse"] = config.partial_reuse;
     out["copy_on_partial_reuse"] = config.copy_on_partial_reuse;
     out["offload_priority_min"] = config.offload_priority_min;
-    out["host_admission"] = name_of(config.host_admission);
+    out["host_admission"] = std::string(name_of(config.host_admission));
     out["events_max"] = config.events_max;
     out["hash_bits"] = config.hash_bits;
     out["seed"] = seed_of(config);
@@ -158,7 +159,7 @@ std::string text_of(const BlockManagerConfig& config) {
         .add("partial_reuse", config.partial_reuse)
         .add("copy_on_partial_reuse", config.copy_on_partial_reuse)
         .add("offload_priority_min", config.offload_priority_min)
-        .add("host_admission", name_of(config.host_admission))
+        .add("host_admission", std::string(name_of(config.host_admission)))
         .add("events_max", config.events_max)
         .text();
 }
@@ -227,7 +228,7 @@ void bind_config(nb::module_& m) {
         .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min,
                 "Evicted blocks of a lower retention priority are dropped, not copied to host.")
         .def_prop_ro(
-            "host_admission", [](const BlockManagerConfig& c) { return name_of(c.host_admission); },
+            "host_admission", [](const BlockManagerConfig& c) { return std::string(name_of(c.host_admission)); },
             "Which evicted blocks may push others out of a full host tier. 'all', or 'second_touch': those that more "
             "than one request has asked for, and those of a higher priority than the one that would go.")
         .def_ro("events_max", &BlockManagerConfig::events_max,
