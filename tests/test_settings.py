@@ -24,6 +24,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "enabled": ("false", False),
     "force": ("true", True),
     "manager": ("native", "native"),
+    "native_host_admission": ("second_touch", "second_touch"),
     "canary": ("observe", "observe"),
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),

@@ -44,7 +44,7 @@ class DeviceError(RuntimeError):
 class BlockManagerConfig:
     """The settings of a block manager. They are checked at once."""
 
-    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, seed: int | None = None) -> None:
+    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, host_admission: str = "all", events_max: int = 0, hash_bits: int = 128, seed: int | None = None) -> None:
         """
         hash_bits below 128 forces hash collisions, for tests. seed (128 bits) is the key of the block hashes and of the manager's indexes. It is a secret, the same on ranks that must agree. None: drawn from the system's entropy.
         """
@@ -91,6 +91,12 @@ class BlockManagerConfig:
     def offload_priority_min(self) -> int:
         """
         Evicted blocks of a lower retention priority are dropped, not copied to host.
+        """
+
+    @property
+    def host_admission(self) -> str:
+        """
+        Which evicted blocks may push others out of a full host tier. 'all', or 'second_touch': those that more than one request has asked for, and those of a higher priority than the one that would go.
         """
 
     @property
@@ -436,6 +442,12 @@ class CacheCounters:
     @property
     def blocks_dropped(self) -> int:
         """Blocks whose content was lost to eviction, those behind them included."""
+
+    @property
+    def blocks_declined(self) -> int:
+        """
+        Evicted blocks that might not push another out of host. They were dropped.
+        """
 
     @property
     def blocks_failed(self) -> int:

@@ -65,8 +65,9 @@ class ReplaySettings(Section):
     """GPU tier: a number of blocks, or bytes with a unit such as `40GiB`."""
     blocks_host: Size = 0
     """Host tier, in the same way; 0: none."""
-    host_tier: Literal["built-in", "connector"] = "built-in"
-    """`built-in`: TensorRT-LLM's own. `connector`: the offload connector of this package."""
+    host_tier: Literal["built-in", "native", "connector"] = "built-in"
+    """`built-in`: TensorRT-LLM's own. `native`: the native manager's, with `second_touch`. `connector`: the offload
+    connector of this package."""
     host_admission: Literal["adaptive", "all"] = "adaptive"
     """Blocks that may push others out of the connector's full tier, as `offload.admission`."""
     blocks_remote: Size = 0
@@ -136,6 +137,9 @@ class Settings(Section):
     """Lets `on` apply a fix although its probe says *unknown*."""
     manager: ManagerWord = "upstream"
     """`native`: our block manager behind upstream's V1 class."""
+    native_host_admission: Literal["all", "second_touch"] = "all"
+    """Evicted blocks that may push others out of the native manager's full host tier. `second_touch`: those that more
+    than one request has asked for."""
     fixes: FixChoices = FixChoices()
     """The choice for each fix, by its id: `auto`, `on`, `off` or `observe`."""
     tuning: FixSettings = FixSettings()

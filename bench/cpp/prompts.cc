@@ -24,10 +24,12 @@ RequestPtr request(RequestId id, std::vector<TokenId> tokens) {
                                            std::nullopt);
 }
 
-BlockManagerConfig config(std::uint32_t tokens_per_block, std::uint32_t blocks_primary, std::uint32_t blocks_host) {
+BlockManagerConfig config(std::uint32_t tokens_per_block, std::uint32_t blocks_primary, std::uint32_t blocks_host,
+                          HostAdmission admission) {
     BlockManagerConfig made;
     made.tokens_per_block = tokens_per_block;
     made.windows = {{std::nullopt, blocks_primary, blocks_host}};
+    made.host_admission = admission;
     return made;
 }
 
@@ -40,9 +42,10 @@ void pass_through(BlockManager& manager, RequestId id, const RequestPtr& request
     manager.remove_sequence(id, true, false, std::nullopt);
 }
 
-FullManager::FullManager(std::uint32_t tokens_per_block, std::uint32_t blocks_primary, std::uint32_t blocks_host)
-    : manager(config(tokens_per_block, blocks_primary, blocks_host)),
-      prompts(blocks_primary / (kPromptTokens / tokens_per_block) + 1) {
+FullManager::FullManager(std::uint32_t tokens_per_block, std::uint32_t blocks_primary, std::uint32_t blocks_host,
+                         HostAdmission admission)
+    : manager(config(tokens_per_block, blocks_primary, blocks_host, admission)),
+      prompts((blocks_primary + blocks_host) / (kPromptTokens / tokens_per_block) + 1) {
     for (RequestId id = 0; id < prompts; ++id) pass_through(manager, id, request(id, prompt(id)));
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -98,6 +99,15 @@ BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig:
     return by_window;
 }
 
+HostAdmission host_admission_from(const std::string& name) {
+    if (name != "all" && name != "second_touch") {
+        throw std::invalid_argument("host_admission is '" + name + "'; it is 'all' or 'second_touch'");
+    }
+    return name == "all" ? HostAdmission::all : HostAdmission::second_touch;
+}
+
+std::string_view name_of(HostAdmission admission) { return admission == HostAdmission::all ? "all" : "second_touch"; }
+
 Secret seed_from(nb::handle given) {
     if (given.is_none()) {
         return drawn_seed();
@@ -124,6 +134,7 @@ nb::dict keywords_of(const BlockManagerConfig& config) {
     out["partial_reuse"] = config.partial_reuse;
     out["copy_on_partial_reuse"] = config.copy_on_partial_reuse;
     out["offload_priority_min"] = config.offload_priority_min;
+    out["host_admission"] = std::string(name_of(config.host_admission));
     out["events_max"] = config.events_max;
     out["hash_bits"] = config.hash_bits;
     out["seed"] = seed_of(config);
@@ -148,6 +159,7 @@ std::string text_of(const BlockManagerConfig& config) {
         .add("partial_reuse", config.partial_reuse)
         .add("copy_on_partial_reuse", config.copy_on_partial_reuse)
         .add("offload_priority_min", config.offload_priority_min)
+        .add("host_admission", std::string(name_of(config.host_admission)))
         .add("events_max", config.events_max)
         .text();
 }
@@ -156,8 +168,8 @@ void init_config(BlockManagerConfig* self, Named<std::uint32_t, "tokens_per_bloc
                  nb::handle blocks_primary, nb::handle blocks_host, nb::handle sizes,
                  Named<std::uint32_t, "max_beam_width"> max_beam_width, bool block_reuse, bool partial_reuse,
                  bool copy_on_partial_reuse, Named<Priority, "offload_priority_min"> offload_priority_min,
-                 Named<std::uint32_t, "events_max"> events_max, Named<std::uint32_t, "hash_bits"> hash_bits,
-                 nb::handle seed) {
+                 const std::string& host_admission, Named<std::uint32_t, "events_max"> events_max,
+                 Named<std::uint32_t, "hash_bits"> hash_bits, nb::handle seed) {
     BlockManagerConfig config{
         .tokens_per_block = tokens_per_block,
         .windows = make_windows(
@@ -168,6 +180,7 @@ void init_config(BlockManagerConfig* self, Named<std::uint32_t, "tokens_per_bloc
         .partial_reuse = partial_reuse,
         .copy_on_partial_reuse = copy_on_partial_reuse,
         .offload_priority_min = offload_priority_min,
+        .host_admission = host_admission_from(host_admission),
         .events_max = events_max,
         .hash_bits = hash_bits,
         .seed = seed_from(seed)};
@@ -185,12 +198,13 @@ void bind_config(nb::module_& m) {
             "__init__", &init_config, nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a.none(),
             "blocks_host"_a.none() = 0, "window_sizes"_a = nb::none(), "max_beam_width"_a = 1, "block_reuse"_a = true,
             "partial_reuse"_a = true, "copy_on_partial_reuse"_a = true, "offload_priority_min"_a = 30,
-            "events_max"_a = 0, "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
+            "host_admission"_a = "all", "events_max"_a = 0, "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
             nb::sig("def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], "
                     "blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, "
                     "max_beam_width: int = 1, "
                     "block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, "
-                    "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, "
+                    "offload_priority_min: int = 30, host_admission: str = \"all\", events_max: int = 0, hash_bits: "
+                    "int = 128, "
                     "seed: int | None = None) -> None"),
             "hash_bits below 128 forces hash collisions, for tests. seed (128 bits) is the key of the block hashes and "
             "of the manager's indexes. It is a secret, the same on ranks that must agree. None: drawn from the "
@@ -213,6 +227,10 @@ void bind_config(nb::module_& m) {
                 "serves one request.")
         .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min,
                 "Evicted blocks of a lower retention priority are dropped, not copied to host.")
+        .def_prop_ro(
+            "host_admission", [](const BlockManagerConfig& c) { return std::string(name_of(c.host_admission)); },
+            "Which evicted blocks may push others out of a full host tier. 'all', or 'second_touch': those that more "
+            "than one request has asked for, and those of a higher priority than the one that would go.")
         .def_ro("events_max", &BlockManagerConfig::events_max,
                 "How many events may wait to be read; further ones push the oldest out. 0: no events.")
         .def_ro("hash_bits", &BlockManagerConfig::hash_bits,

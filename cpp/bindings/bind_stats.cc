@@ -40,6 +40,8 @@ void bind_cache_counters(nb::module_& m) {
         .def_ro("blocks_offloaded", &CacheCounters::blocks_offloaded, "Copies from primary to host.")
         .def_ro("blocks_dropped", &CacheCounters::blocks_dropped,
                 "Blocks whose content was lost to eviction, those behind them included.")
+        .def_ro("blocks_declined", &CacheCounters::blocks_declined,
+                "Evicted blocks that might not push another out of host. They were dropped.")
         .def_ro("blocks_failed", &CacheCounters::blocks_failed, "Copies that failed.")
         .def("__repr__", [](const CacheCounters& c) {
             return Repr("CacheCounters")
@@ -56,6 +58,7 @@ void bind_cache_counters(nb::module_& m) {
                 .add_unless_zero("blocks_stored", c.blocks_stored)
                 .add_unless_zero("blocks_offloaded", c.blocks_offloaded)
                 .add_unless_zero("blocks_dropped", c.blocks_dropped)
+                .add_unless_zero("blocks_declined", c.blocks_declined)
                 .add_unless_zero("blocks_failed", c.blocks_failed)
                 .text();
         });

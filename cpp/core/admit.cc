@@ -101,6 +101,7 @@ void Batch::claim_window(const RequestPlan& plan, Sequence& sequence, Window& wi
             hold::prefetch(window, claims[i + kAhead]);
         }
         hold::claim(window, block);
+        window.blocks[block].asked_again = true;
         if (request.retention) {
             const auto token = static_cast<std::uint32_t>(held.shared.size()) * tokens_per_block;
             if (const RetentionRange* range = request.retention->at(token)) {

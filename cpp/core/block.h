@@ -43,7 +43,8 @@ struct alignas(64) Block {
     std::uint32_t children_primary = 0;             // children with a primary slot
     std::uint32_t generation = 0;  // counts departures from the tree; distinguishes a stale index from a live one
     std::uint16_t num_tokens = 0;  // how many the content has
-    Priority priority = kPriorityDefault;
+    Priority priority : 7 = kPriorityDefault;
+    bool asked_again : 1 = false;  // by a second request, as far as is remembered; it means nothing to `all`
     std::uint8_t flights : 2 = 0;  // one bit for each tier: the slot is the destination of a transfer not yet completed
     bool in_tree : 1 = false;
     bool undelivered : 1 = false;  // its transfer failed while sequences owned it

@@ -1,5 +1,6 @@
 #include "core/config.h"
 
+#include <algorithm>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -49,6 +50,11 @@ void check_config(const BlockManagerConfig& config) {
     require(config.hash_bits >= 1 && config.hash_bits <= kBlockHashBits, "hash_bits", config.hash_bits,
             "1 to " + std::to_string(kBlockHashBits));
     require(!config.windows.empty(), "window_sizes", 0, "at least one window, or None for full attention");
+    const bool has_host =
+        std::ranges::any_of(config.windows, [](const WindowConfig& each) { return each.blocks_host != 0; });
+    if (config.host_admission != HostAdmission::all && !has_host) {
+        throw std::invalid_argument("host_admission is second_touch: blocks_host is 0, so there is no host tier");
+    }
     for (std::size_t i = 0; i < config.windows.size(); ++i) {
         check_window(config.windows[i], config.tokens_per_block, config.beam_width_max);
         if (i > 0) {

@@ -15,6 +15,10 @@ struct WindowConfig {
     std::uint32_t blocks_host = 0;
 };
 
+// Which evicted blocks may push others out of a full host tier. With second_touch, those that more than one request has
+// asked for, and those of a higher priority than the one that would go.
+enum class HostAdmission : std::uint8_t { all, second_touch };
+
 // A seed from the system's entropy.
 Secret drawn_seed();
 
@@ -26,6 +30,7 @@ struct BlockManagerConfig {
     bool partial_reuse = true;
     bool copy_on_partial_reuse = true;
     Priority offload_priority_min = 30;
+    HostAdmission host_admission = HostAdmission::all;
     std::uint32_t events_max = 0;
     std::uint32_t hash_bits = kBlockHashBits;  // fewer force collisions, for tests
     // The key of all hashes. Ranks that compare hashes or digests of events share one seed. Keep it from clients.

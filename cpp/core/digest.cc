@@ -89,6 +89,8 @@ void mix_window(Digest& digest, Window& window) {
     digest.mix(sum.value());
     digest.mix(window.blocks.free_digest());
     digest.mix(window.clocks.digest.value());
+    // Which they are followed from blocks that the digest covered. Their keys depend on the seed.
+    digest.mix(window.gone ? window.gone->noted() : 0U);
     for (EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
         digest.mix(queue->digest());
     }
@@ -112,7 +114,8 @@ std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
     digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
     digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
     const unsigned flags = (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) |
-                           (record.undelivered ? 4U : 0U) | (record.outside ? 8U : 0U);
+                           (record.undelivered ? 4U : 0U) | (record.outside ? 8U : 0U) |
+                           (window.gone && record.asked_again ? 16U : 0U);
     digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
     if (record.has_duration) {
         digest.mix(window.clocks.duration_ms.at(block));

@@ -14,7 +14,12 @@
 namespace kvfix::evict {
 namespace {
 
-bool evict_host(State& state, Window& window) {
+bool may_push_out(const State& state, const Block& evicted, const Block& victim) {
+    return state.config.host_admission == HostAdmission::all || evicted.asked_again ||
+           evicted.priority > victim.priority;
+}
+
+bool evict_host(State& state, Window& window, BlockIndex evicted) {
     const BlockIndex copy = window.host_redundant_queue.victim([](BlockIndex) { return false; });
     if (copy != kNone) {
         drop_host_copy(window, copy);
@@ -25,16 +30,25 @@ bool evict_host(State& state, Window& window) {
     if (victim == kNone) {
         return false;
     }
+    const BlockStore& blocks = window.blocks;
+    if (evicted != kNone && !may_push_out(state, blocks[evicted], blocks[victim])) {
+        ++state.current.blocks_declined;
+        return false;
+    }
     state.current.blocks_dropped += drop(state, window, victim);
     return true;
 }
 
-// The block's parent, and what finds it among its siblings and in the index, which an eviction to host leaves alone.
+// The block's parent, and what finds it among its siblings and in the index, which an eviction to host leaves alone. With
+// second_touch most are dropped, and noted.
 void prefetch_around(const Window& window, BlockIndex block) {
     const Block& record = window.blocks[block];
-    if (!window.has_host()) {
+    if (!window.has_host() || window.gone) {
         window.blocks.prefetch(block);
         window.tree.prefetch(record.key);
+    }
+    if (window.gone) {
+        window.gone->prefetch(record.key);
     }
     if (record.in_tree && !is_root(record.parent)) {
         prefetch_memory(&window.blocks[record.parent.block()]);
@@ -91,7 +105,7 @@ void evict_primary(State& state, Window& window) {
     }
     if (window.has_host() && record.priority >= state.config.offload_priority_min) {
         const std::uint32_t generation = record.generation;
-        const SlotIndex slot = take_host_slot(state, window);
+        const SlotIndex slot = take_host_slot(state, window, victim);
         if (record.generation != generation) {  // it was dropped with an ancestor, to make room in host
             window.blocks.give_slot(kHost, slot);
             return;
@@ -116,6 +130,14 @@ BlockIndex some_leaf(const Window& window, BlockIndex block) {
     return block;
 }
 
+// A reset drops in an order of its own, so it notes nothing.
+void note_gone(const State& state, Window& window, BlockIndex block) {
+    const Block& record = std::as_const(window.blocks)[block];
+    if (window.gone && record.num_tokens == state.tokens_per_block() && state.resets == 0) {
+        window.gone->note(record.key);
+    }
+}
+
 void unlink(State& state, Window& window, BlockIndex block) {
     // A block whose slot has just been taken over has none left. It was in primary.
     const Tier tier = window.blocks[block].host_only() ? Tier::host : Tier::primary;
@@ -125,6 +147,7 @@ void unlink(State& state, Window& window, BlockIndex block) {
     if (window.has_host() && window.host_redundant_queue.contains(block)) {
         window.host_redundant_queue.remove(block);
     }
+    note_gone(state, window, block);
     const BlockIndex parent = window.tree.block_of(window.blocks[block].parent);
     window.tree.remove(block);
     if (parent == kNone) {
@@ -162,8 +185,9 @@ SlotIndex take_primary_slot(State& state, Window& window) {
     return window.blocks.take_slot(kPrimary);
 }
 
-SlotIndex take_host_slot(State& state, Window& window) {
-    return window.blocks.slots_free(kHost) != 0 || evict_host(state, window) ? window.blocks.take_slot(kHost) : kNone;
+SlotIndex take_host_slot(State& state, Window& window, BlockIndex evicted) {
+    return window.blocks.slots_free(kHost) != 0 || evict_host(state, window, evicted) ? window.blocks.take_slot(kHost)
+                                                                                      : kNone;
 }
 
 void drop_host_copy(Window& window, BlockIndex block) {

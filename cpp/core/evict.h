@@ -14,8 +14,9 @@ namespace kvfix::evict {
 bool at_hand(const Window& window, std::uint64_t blocks);
 // Returns a free slot, and evicts if there is none. The caller has checked Window::allocatable().
 SlotIndex take_primary_slot(State& state, Window& window);
-// The same in host. Returns kNone if nothing there can go.
-SlotIndex take_host_slot(State& state, Window& window);
+// The same in host. Returns kNone if nothing there can go. `evicted`: the block that the slot is for, if that was evicted;
+// then HostAdmission decides whether another may go for it.
+SlotIndex take_host_slot(State& state, Window& window, BlockIndex evicted = kNone);
 // The block stays in primary alone. The caller has checked that nothing holds its host slot.
 void drop_host_copy(Window& window, BlockIndex block);
 // Hands the block's primary slot to the caller. The block's parent may be a victim now.

@@ -25,6 +25,8 @@ class RecentKeys {
     }
     bool contains(std::uint64_t key) const { return has(young_, key) || has(old_, key); }
 
+    std::uint32_t noted() const { return noted_; }
+
     void note(std::uint64_t key) {
         if (has(young_, key)) {
             return;

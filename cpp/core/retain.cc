@@ -24,7 +24,7 @@ void set(State& state, Window& window, BlockIndex block, Priority priority, std:
         window.clocks.duration_ms[block] = *duration_ms;
     }
     if (record.priority != priority) {
-        record.priority = priority;
+        record.priority = priority & 0x7fU;
         requeue(window, block);
         publish(state, window, EventKind::updated, block, record.has(kPrimary) ? Tier::primary : Tier::host);
     }

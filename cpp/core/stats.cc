@@ -16,6 +16,7 @@ void CacheCounters::add(const CacheCounters& other) {
     blocks_stored += other.blocks_stored;
     blocks_offloaded += other.blocks_offloaded;
     blocks_dropped += other.blocks_dropped;
+    blocks_declined += other.blocks_declined;
     blocks_failed += other.blocks_failed;
 }
 

@@ -22,8 +22,9 @@ struct CacheCounters {
     std::uint64_t blocks_grown = 0;
     std::uint64_t blocks_stored = 0;
     std::uint64_t blocks_offloaded = 0;
-    std::uint64_t blocks_dropped = 0;  // content lost to eviction, descendants included
-    std::uint64_t blocks_failed = 0;   // transfers that failed
+    std::uint64_t blocks_dropped = 0;   // content lost to eviction, descendants included
+    std::uint64_t blocks_declined = 0;  // evicted blocks, dropped too, that might not push another out of host
+    std::uint64_t blocks_failed = 0;    // transfers that failed
 
     void add(const CacheCounters& other);
 };

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "core/block_store.h"
 #include "core/config.h"
 #include "core/eviction_queue.h"
+#include "core/recent_keys.h"
 #include "core/reuse_tree.h"
 #include "core/set_digest.h"
 #include "core/types.h"
@@ -60,7 +62,11 @@ struct Window {
           tree(blocks, manager.hash_bits, manager.seed, config.window_size.has_value()),
           primary_queue(blocks.size()),
           host_redundant_queue(has_host() ? blocks.size() : 0),
-          host_only_queue(EvictionQueue::beside(host_redundant_queue)) {}
+          host_only_queue(EvictionQueue::beside(host_redundant_queue)) {
+        if (has_host() && manager.host_admission == HostAdmission::second_touch) {
+            gone.emplace(blocks.size());
+        }
+    }
 
     const WindowConfig config;
     const std::uint32_t index;  // among the manager's windows
@@ -77,6 +83,7 @@ struct Window {
     bool has_failed = false;                             // a transfer has failed, at any time
     std::unordered_map<BlockIndex, KeptBlock> kept;      // lookups only; never iterated
     std::set<std::pair<BlockIndex, RequestId>> keepers;  // which sequences keep each block in `kept`
+    std::optional<RecentKeys> gone;  // keys of full blocks that were dropped; with second_touch alone
     RetentionClocks clocks;
     BlockDigests block_digests;
 

@@ -25,6 +25,7 @@ def native_config(config: Config, events_max: int = 0, hash_bits: int = 128) -> 
         partial_reuse=config.partial_reuse,
         copy_on_partial_reuse=config.copy_on_partial_reuse,
         offload_priority_min=config.offload_priority_min,
+        host_admission=config.host_admission,
         events_max=events_max,
         hash_bits=hash_bits,
         seed=SEED,

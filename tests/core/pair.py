@@ -41,6 +41,8 @@ def free_blocks(core: native.BlockManager) -> list[int]:
 
 class Pair:
     def __init__(self, config: Config, events_max: int = 0, hash_bits: int = 128) -> None:
+        if config.host_admission != "all":
+            hash_bits = 128  # with few bits, most blocks are taken for one that is gone
         self.model = ModelManager(config)
         self.core = native.BlockManager(native_config(config, events_max, hash_bits))
         self.names = Names(self.model.state)

@@ -21,6 +21,7 @@ CONFIGS = [
         partial_reuse=False,
         copy_on_partial_reuse=False,
         offload_priority_min=7,
+        host_admission="second_touch",
         events_max=9,
         hash_bits=5,
         seed=1,

@@ -143,6 +143,13 @@ def test_an_engine_that_cannot_be_served_is_refused_before_it_starts(changes: di
     assert constructors.objection(Settings(), engine(**changes)) == ""
 
 
+def test_a_rule_of_the_native_managers_host_tier_is_refused_with_upstreams() -> None:
+    asked = {"native_host_admission": "second_touch"}
+    said = constructors.objection(Settings.model_validate(asked), engine())
+    assert said.startswith("kvfix.native_host_admission: second_touch: TensorRT-LLM's own manager has no such")
+    assert constructors.objection(Settings.model_validate(asked | {"manager": "native"}), engine()) == ""
+
+
 def test_the_gate_asks() -> None:
     """A V2 engine, to which the setting would say nothing."""
     with active("D", manager="native"):

@@ -246,3 +246,19 @@ def test_what_outlives_a_reset_is_nobody_elses(era: str) -> None:
             assert b.cached([*range(100 * each.request_id, 100 * each.request_id + 20), 0]) == 0
         b.served(4, range(100, 120))
         assert b.cached([*range(100, 120), 0]) == 20
+
+
+WITH_HOST = {"blocks_per_window": {64: (16, 4)}}
+
+
+def test_the_host_tier_takes_evicted_blocks_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench("S", **WITH_HOST) as b:
+        assert b.impl.core.config.host_admission == "all"
+    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "second_touch")
+    with bench("S", **WITH_HOST) as b:
+        assert b.impl.core.config.host_admission == "second_touch"
+    with (
+        pytest.raises(NotServed, match=r"^kvfix.native_host_admission: second_touch is about a host tier"),
+        bench("S"),
+    ):
+        pass

@@ -138,6 +138,8 @@ ALL: "tuple[Replacing, ...]" = (
 WAY_OUT = "docs/native-manager.md lists what it serves; with `kvfix.manager: upstream` this engine starts"
 
 
+HOST_ADMISSION = "kvfix.native_host_admission: {}"
+NO_CHOICE = "TensorRT-LLM's own manager has no such rule. With `all`, or `kvfix.manager: native`, this engine starts"
 CANARY = "kvfix.canary: observe"
 UNWATCHED = "docs/canary.md says what is watched, and why. With `kvfix.canary: off` this engine starts"
 
@@ -146,6 +148,8 @@ def objection(settings: Settings, executor: Any) -> str:
     """Return the reason why this engine must not start. Empty if it may."""
     if settings.manager == "native":
         return next((f"{SETTING}: {reason}. {WAY_OUT}" for reason in _reasons(executor)), "")
+    if settings.native_host_admission != "all":
+        return f"{HOST_ADMISSION.format(settings.native_host_admission)}: {NO_CHOICE}"
     if settings.canary == "off":
         return ""
     return next((f"{CANARY}: {reason}. {UNWATCHED}" for reason in _reasons_not_to_watch(executor)), "")

@@ -82,6 +82,12 @@ class NativeKvCache:
         """Raises NotServed, which names the keyword."""
         self.layout = layout_of(given)
         self._settings = settings.load()
+        self._host_admission = self._settings.native_host_admission
+        if self._host_admission != "all" and not any(window.blocks_host for window in self.layout.windows):
+            raise NotServed(
+                f"kvfix.native_host_admission: {self._host_admission} is about a host tier, and there is none: set "
+                "kv_cache_config.host_cache_size, or leave the setting out"
+            )
         self._make(self.layout, ranks_here(self._settings.agreement_timeout_s))
 
     def _make(self, layout: CacheLayout, ranks: Ranks) -> None:
@@ -95,6 +101,7 @@ class NativeKvCache:
                 partial_reuse=layout.partial_reuse,
                 copy_on_partial_reuse=layout.copy_on_partial_reuse,
                 offload_priority_min=layout.offload_priority_min,
+                host_admission=self._host_admission,
                 events_max=events_max,
                 seed=agreed_seed(ranks),
             )

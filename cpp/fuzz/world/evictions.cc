@@ -20,6 +20,9 @@ BlockManagerConfig small_config(Random& random) {
     config.windows = {{std::nullopt, random.between(6, 24), host}};
     config.partial_reuse = false;
     config.offload_priority_min = random.pick(std::vector<Priority>{0, 30, 40});
+    if (host != 0 && random.one_in(2)) {
+        config.host_admission = HostAdmission::second_touch;
+    }
     config.events_max = 1U << 20;
     config.seed = {random.word(), random.word()};
     return config;
@@ -48,7 +51,8 @@ Evictions::Evictions(std::uint64_t seed)
     : random_(seed),
       manager_(small_config(random_)),
       primary_free_(manager_.config().windows.front().blocks_primary),
-      host_free_(manager_.config().windows.front().blocks_host) {}
+      host_free_(manager_.config().windows.front().blocks_host),
+      gone_max_(primary_free_ + host_free_) {}
 
 void Evictions::step() {
     switch (random_.below(16)) {
@@ -131,6 +135,7 @@ void Evictions::take_blocks(Live& live, const std::vector<BlockPtr>& reused, con
     for (std::size_t i = 0; i < reused.size(); ++i) {
         Block& block = *reused[i];
         ++block.owners;
+        block.asked_again = true;
         if (wanted[i] && *wanted[i] != block.priority) {
             block.priority = *wanted[i];
             block.host_since = ++clock_;
@@ -213,7 +218,7 @@ void Evictions::reset() {
     manager_.reset_reuse_state();
     while (!tree_.empty()) {
         const BlockPtr first = tree_.begin()->second;
-        drop(first);
+        take_out(first);
     }
     if (going_.empty()) {
         return;

@@ -33,6 +33,7 @@ class Evictions {
         bool in_tree = false;
         bool primary = true;
         bool host = false;
+        bool asked_again = false;      // more than one request has asked for it
         bool copying = false;          // between the tiers, until its step ends
         std::uint64_t cached_at = 0;   // when it was last cached in primary
         std::uint64_t host_since = 0;  // when it joined its group of host blocks
@@ -69,8 +70,10 @@ class Evictions {
     std::vector<BlockPtr> found(const Path& path) const;
     void take_primary_slot();
     void evict_primary();
-    bool take_host_slot();
+    bool take_host_slot(const Block& evicted);
     void drop(const BlockPtr& block);
+    std::vector<Path> take_out(const BlockPtr& block);  // and what is below it
+    bool was_here(const Path& path) const { return gone_.contains(path) || gone_before_.contains(path); }
     void enter(const Live& live);
     void let_go(const BlockPtr& block);
     bool has_child(const Block& block, bool in_primary) const;
@@ -85,6 +88,9 @@ class Evictions {
     std::vector<BlockPtr> copies_;  // those of this step, in order
     std::uint64_t primary_free_;
     std::uint64_t host_free_;
+    std::uint64_t gone_max_;
+    std::set<Path> gone_;         // dropped last, up to that many
+    std::set<Path> gone_before_;  // and as many before them
     std::uint64_t clock_ = 0;
     RequestId next_id_ = 1;
     std::vector<Going> going_;  // those of this step, in order

@@ -58,7 +58,7 @@ void Evictions::evict_primary() {
     promise(victim != nullptr, "the oracle has nothing cached left");
     if (!victim->host) {
         const bool down = victim->priority >= manager_.config().offload_priority_min;
-        if (!down || !take_host_slot()) {
+        if (!down || !take_host_slot(*victim)) {
             return drop(victim);
         }
         if (!victim->in_tree) {  // it was dropped with an ancestor, to make room
@@ -75,7 +75,7 @@ void Evictions::evict_primary() {
     going_.push_back({.to_host = true, .blocks = {victim->path}});
 }
 
-bool Evictions::take_host_slot() {
+bool Evictions::take_host_slot(const Block& evicted) {
     if (host_free_ == 0) {
         const auto since = [](const Block& block) { return block.host_since; };
         const auto settled = [](const Block& block) { return block.host && !block.copying; };
@@ -84,11 +84,14 @@ bool Evictions::take_host_slot() {
                 first_of([&](const Block& block) { return settled(block) && block.primary; }, since)) {
             copy->host = false;
             ++host_free_;
-        } else if (BlockPtr victim =
-                       first_of([&](const Block& block) { return alone(block) && !has_child(block, false); }, since)) {
-            drop(victim);
-        } else if (victim = first_of(alone, since); victim != nullptr) {
-            drop(victim);
+        } else {
+            const BlockPtr leaf =
+                first_of([&](const Block& block) { return alone(block) && !has_child(block, false); }, since);
+            const BlockPtr victim = leaf == nullptr ? first_of(alone, since) : leaf;
+            const bool all = manager_.config().host_admission == HostAdmission::all;
+            if (victim != nullptr && (all || evicted.asked_again || evicted.priority > victim->priority)) {
+                drop(victim);
+            }
         }
     }
     if (host_free_ == 0) {
@@ -98,8 +101,21 @@ bool Evictions::take_host_slot() {
     return true;
 }
 
-// Drops a block with everything below it. A block that is held continues as the holder's own.
 void Evictions::drop(const BlockPtr& block) {
+    std::vector<Path> paths = take_out(block);
+    std::ranges::sort(paths, [](const Path& a, const Path& b) {  // the longest first, and the last first among equals
+        return a.size() != b.size() ? a.size() > b.size() : a > b;
+    });
+    for (const Path& path : paths) {
+        if (!gone_.contains(path) && gone_.size() == gone_max_) {
+            gone_before_ = std::exchange(gone_, {});
+        }
+        gone_.insert(path);
+    }
+}
+
+// With everything below it. A block that is held continues as the holder's own.
+std::vector<Evictions::Path> Evictions::take_out(const BlockPtr& block) {
     Going gone{.to_host = false, .blocks = {}};
     const Path top = block->path;
     for (auto at = tree_.lower_bound(top); at != tree_.end();) {
@@ -121,7 +137,9 @@ void Evictions::drop(const BlockPtr& block) {
         }
         at = tree_.erase(at);
     }
+    std::vector<Path> paths(gone.blocks.begin(), gone.blocks.end());
     going_.push_back(std::move(gone));
+    return paths;
 }
 
 void Evictions::enter(const Live& live) {
@@ -129,6 +147,7 @@ void Evictions::enter(const Live& live) {
         const BlockPtr& block = live.blocks[i];
         if (tree_.try_emplace(block->path, block).second) {
             block->in_tree = true;
+            block->asked_again = was_here(block->path);
         }
     }
 }

@@ -24,6 +24,7 @@ def claim(state: State, plan: Plan, w: int, takers: dict[int, Block]) -> None:
         if block is not None and index >= first:
             hold(state, plan, block, w)
             block.deadline_ms = None
+            block.asked_again = True
             found = plan.request.retention.at(index * plan.block_size)
             if found is not None:
                 state.set_retention(block, found.priority, found.duration_ms)

@@ -29,7 +29,7 @@ def evict_primary(state: State, window: Window, victim: Block) -> None:
         state.free(victim, "primary")
         return
     wanted = victim.priority >= state.config.offload_priority_min
-    if wanted and make_host_room(state, window) and victim.in_tree:
+    if wanted and make_host_room(state, window, victim) and victim.in_tree:
         offload(state, window, victim)
     elif victim.in_tree:
         state.bump("blocks_dropped", len(list(victim.family())))
@@ -45,8 +45,15 @@ def offload(state: State, window: Window, victim: Block) -> None:
     state.free(victim, "primary")
 
 
-def make_host_room(state: State, window: Window) -> bool:
-    """Whether a host slot is free now. It may have cost a host copy, or a whole branch of the tree."""
+def may_push_out(state: State, evicted: Block, victim: Block) -> bool:
+    return state.config.host_admission == "all" or evicted.asked_again or evicted.priority > victim.priority
+
+
+def make_host_room(state: State, window: Window, evicted: Block | None = None) -> bool:
+    """Whether a host slot is free now, for the evicted block if there is one.
+
+    It may have cost a host copy, or a whole branch of the tree.
+    """
     if window.capacity("host") == 0:
         return False
     if window.free("host") > 0:
@@ -60,6 +67,9 @@ def make_host_room(state: State, window: Window) -> bool:
         return False
     leaves = [b for b in only if b.outside or not window.children(b)]
     victim = min(leaves or only, key=lambda b: (b.priority, b.entered_at))
+    if evicted is not None and not may_push_out(state, evicted, victim):
+        state.bump("blocks_declined")
+        return False
     state.bump("blocks_dropped", len(list(victim.family())))
     state.drop(victim)
     return True

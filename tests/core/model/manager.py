@@ -224,7 +224,7 @@ class ModelManager:
         for window in self.state.windows:
             for root in window.roots:
                 for top in list(root.children):
-                    self.state.drop(top)
+                    self.state.take_out(top)
 
     def get_request_stats(self, request_id: int) -> RequestStats:
         return self.any_sequence(request_id).stats

@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from struct import pack
 
+from .tier_admission import Recent
 from .values import TIERS, Config, Extras, Prefix, Request, RequestStats, RootKey, Tier, Tokens, WindowShape
+
+
+def raw(extras: Extras) -> bytes:
+    return b"".join(pack("<qqQ", begin, end, len(digest)) + digest for begin, end, digest in extras)
 
 
 @dataclass(eq=False)
@@ -41,6 +47,7 @@ class Block:
     entered_at: int = 0
     undelivered: bool = False
     outside: bool = False  # whoever held it last went on without it
+    asked_again: bool = False  # by a second request, as far as is remembered
 
     @property
     def in_tree(self) -> bool:
@@ -78,6 +85,21 @@ class Block:
         if self.slots["primary"] is not None:
             return "also_in_primary"
         return None if self.refs or self.claims else "only_in_host"
+
+    def spelled(self) -> tuple[RootKey, Prefix]:
+        """The whole prefix that it ends."""
+        content = ((self.tokens, self.extras),)
+        if isinstance(self.parent, Root):
+            return self.parent.key, (*self.parent.before, *content)
+        assert self.parent is not None
+        key, before = self.parent.spelled()
+        return key, (*before, *content)
+
+    def by_generation(self) -> list["Block"]:
+        out = [self]
+        for each in out:
+            out += sorted(each.children, key=lambda child: (raw(child.extras), child.tokens))
+        return out
 
     def family(self) -> Iterator["Block"]:
         yield self
@@ -136,6 +158,10 @@ class Window:
     shape: WindowShape
     blocks: list[Block] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
+    gone: Recent = field(init=False)  # prefixes whose last block was dropped
+
+    def __post_init__(self) -> None:
+        self.gone = Recent(self.shape.primary + self.shape.host)
 
     def root(self, key: RootKey, before: Prefix = ()) -> Root:
         for root in self.roots:
@@ -262,6 +288,15 @@ class State:
         self.refresh(block)
 
     def drop(self, block: Block) -> None:
+        """Removes the block and all below it from the tree, and remembers which they were."""
+        window = self.window_of(block)
+        assert window is not None
+        for each in reversed(block.by_generation()):
+            if len(each.tokens) == self.config.tokens_per_block:
+                window.gone.note(each.spelled())
+        self.take_out(block)
+
+    def take_out(self, block: Block) -> None:
         """Removes the block and all below it from the tree; what nothing holds is freed."""
         for each in list(block.family()):
             assert each.parent is not None

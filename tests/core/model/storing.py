@@ -52,6 +52,9 @@ def add_child(state: State, seq: Sequence, node: Root | Block, block: Block, beg
     block.parent, block.tokens = node, tokens
     block.extras = seq.request.extras(begin, begin + len(tokens))
     node.children.append(block)
+    window = state.window_of(block)
+    assert window is not None
+    block.asked_again = len(block.tokens) == state.config.tokens_per_block and block.spelled() in window.gone
     state.bump("blocks_stored")
     state.refresh(block)
 

@@ -91,6 +91,7 @@ class Config:
     partial_reuse: bool = True
     copy_on_partial_reuse: bool = True
     offload_priority_min: int = 30
+    host_admission: str = "all"
 
 
 @dataclass(frozen=True)

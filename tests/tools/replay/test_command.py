@@ -33,8 +33,8 @@ def test_policies_are_compared_at_each_size() -> None:
     report = report_of("--generate", "chat", "--compare-policies", "--sweep", "0,400")
     shapes = [outcome["shape"] for outcome in report["outcomes"]]
     assert [(each["blocks_host"], each["host_tier"], each["host_admission"]) for each in shapes] == [
-        (0, "built-in", "adaptive"), (400, "built-in", "adaptive"), (400, "connector", "all"),
-        (400, "connector", "adaptive"),
+        (0, "built-in", "adaptive"), (400, "built-in", "adaptive"), (400, "native", "adaptive"),
+        (400, "connector", "all"), (400, "connector", "adaptive"),
     ]  # fmt: skip
 
 
@@ -43,10 +43,10 @@ def test_the_page_of_policies_shows_each_tier_the_gap_and_the_price() -> None:
     lines = run("--generate", "chat", "--compare-policies", *sizes).stdout.splitlines()
     header = next(line for line in lines if "of gap" in line)
     assert " ".join(header.split()) == "size policy GPU host store at most of gap to host price"
-    rows = [line for line in lines if {"none", "built-in", "all", "adaptive"}.intersection(line.split()[2:3])]
-    assert [row.split()[-1] for row in rows] == ["0", "4", "4", "4"]
+    rows = [line for line in lines if {"none", "built-in", "native", "all", "adaptive"}.intersection(line.split()[2:3])]
+    assert [row.split()[-1] for row in rows] == ["0", "4", "4", "4", "4"]
     assert [any("+" in cell or cell.startswith("-") for cell in row.split()) for row in rows] == [
-        False, False, True, True,
+        False, False, True, True, True,
     ]  # fmt: skip
 
 

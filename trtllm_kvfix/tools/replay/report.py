@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 _TIERS = {
     HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
+    HostTierKind.NATIVE: "the native manager's host tier (admission: second_touch, drops the least recently used)",
     HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops {dropped})",
 }
 _DROPPED = {
     HostAdmission.ALL: "the least recently used",
     HostAdmission.ADAPTIVE: "what its slots should bring least for",
 }
-_TO_HOST = {HostTierKind.BUILT_IN: "blocks evicted to host", HostTierKind.CONNECTOR: "blocks stored to host"}
+_TO_HOST = {
+    HostTierKind.BUILT_IN: "blocks evicted to host",
+    HostTierKind.NATIVE: "blocks evicted to host",
+    HostTierKind.CONNECTOR: "blocks stored to host",
+}
 _ADMISSIONS = {AdmissionKind.BATCH: "batch admission", AdmissionKind.ONE_BY_ONE: "one-by-one admission"}
 
 
@@ -204,7 +209,7 @@ def _size_of(shape: CacheShape) -> str:
 def policy_of(shape: CacheShape) -> str:
     if not shape.blocks_host:
         return "none"
-    return "built-in" if shape.host_tier is HostTierKind.BUILT_IN else shape.host_admission.value
+    return shape.host_admission.value if shape.host_tier is HostTierKind.CONNECTOR else shape.host_tier.value
 
 
 def gap_closed(built_in: ReplayOutcome | None, outcome: ReplayOutcome) -> str:

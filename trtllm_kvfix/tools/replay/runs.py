@@ -238,10 +238,13 @@ def sweep(shape: CacheShape, host_sizes: Sequence[int]) -> list[Run]:
 
 
 def policies(shape: CacheShape, host_sizes: Sequence[int]) -> list[Run]:
-    """For each size TensorRT-LLM's own tier and both admissions of the connector; without a host tier all are alike."""
-    built_in: dict[str, object] = {"host_tier": HostTierKind.BUILT_IN, "blocks_remote": 0}
+    """For each size TensorRT-LLM's own tier, the native manager's and both admissions of the connector; without a host
+    tier all are alike."""
+    managers: list[dict[str, object]] = [
+        {"host_tier": kind, "blocks_remote": 0} for kind in (HostTierKind.BUILT_IN, HostTierKind.NATIVE)
+    ]
     connector: dict[str, object] = {"host_tier": HostTierKind.CONNECTOR}
-    tiers = [built_in, *(connector | {"host_admission": each} for each in (HostAdmission.ALL, HostAdmission.ADAPTIVE))]
+    tiers = [*managers, *(connector | {"host_admission": each} for each in (HostAdmission.ALL, HostAdmission.ADAPTIVE))]
     return [
         Run(shape.model_copy(update={"blocks_host": blocks_host, **tier}))
         for blocks_host in sorted(set(host_sizes))
