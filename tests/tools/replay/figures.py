@@ -1,8 +1,9 @@
 """Counts of replays that stepped through every iteration and reported every token by itself: `figures.json`.
 
 Written by `python -m tests.tools.replay.figures` at the commit before iterations were passed over, and those with
-a store behind the host tier at the commit before replay and connector shared their policy. To write it again is to say
-that the model itself has changed, or the policy, as when blocks began to go by what their slots would bring.
+a store behind the host tier at the commit before replay and connector shared their policy. Those of the native
+manager's tier were added when it came. To write it again is to say that the model itself has changed, or the policy, as
+when blocks began to go by what their slots would bring.
 """
 
 import json
