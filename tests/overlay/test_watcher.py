@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.overlay.test_launch import executable, run
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.overlay import watcher
 
+T = TypeVar("T")
 PYTHON = sys.executable
 NOBODY = 1 << 22  # greater than any process's number
 WITHOUT = "runs TensorRT-LLM WITHOUT the fixes"
@@ -132,20 +135,21 @@ def test_the_command_has_no_child_and_the_watcher_ends_with_it(served: Path) -> 
         server.kill()
         server.wait()
         server.stderr.read()  # its end is the watcher's: nobody else has it
-        deadline = time.monotonic() + 20
-        while _content(of_job[0]) and time.monotonic() < deadline:
-            os.sched_yield()
-        assert not _content(of_job[0])
+        assert _until(lambda: not _content(of_job[0]))
+
+
+def _until(found: Callable[[], T]) -> T:
+    """What is found at last, or within twenty seconds."""
+    deadline = time.monotonic() + 20
+    while not (result := found()) and time.monotonic() < deadline:
+        os.sched_yield()
+    return result
 
 
 def _of_job(command: int) -> list[Path]:
     """Waits for the watcher's own exec, which the command does not."""
-    job, deadline = f"TRTLLM_KVFIX_JOB=job-{command}".encode(), time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if found := [each for each in Path("/proc").glob("[0-9]*/cmdline") if job in _content(each)]:
-            return found
-        os.sched_yield()
-    return []
+    job = f"TRTLLM_KVFIX_JOB=job-{command}".encode()
+    return _until(lambda: [each for each in Path("/proc").glob("[0-9]*/cmdline") if job in _content(each)])
 
 
 def _content(file: Path) -> bytes:
