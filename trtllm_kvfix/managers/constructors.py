@@ -166,9 +166,8 @@ def _manager_of(executor: Any) -> Any:
 def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
     yield from upstream_v2.reasons(_manager_of(executor))
     yield from _reasons_of_engine(executor)
-    config = getattr(getattr(executor, "model_engine", None), "spec_config", None)
-    if config is not None or getattr(executor, "drafter", None) is not None:
-        yield from upstream_v2.reasons_of_drafts(_manager_of(executor), config)
+    if _has_drafts(executor):
+        yield from upstream_v2.reasons_of_drafts(_manager_of(executor), _spec_config_of(executor))
     arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)
     if getattr(arguments, "kv_cache_compression_config", None) is not None:
         yield "KV cache compression rewrites blocks, or brings them back from the host as other bytes"
@@ -183,8 +182,7 @@ def _reasons(executor: Any) -> "Iterator[str]":
             "Usual cause: KVCacheManagerV2 is switched on, or the model has a cache of another kind"
         )
     yield from _reasons_of_engine(executor)
-    engine = getattr(executor, "model_engine", None)
-    if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
+    if _has_drafts(executor):
         yield "speculative decoding is not served"
     if getattr(executor, "draft_model_engine", None) is not None:
         yield "a draft model is not served"
@@ -192,6 +190,14 @@ def _reasons(executor: Any) -> "Iterator[str]":
     capacity = getattr(scheduler, "capacity_scheduler", None)
     if type(capacity).__name__ == "BindCapacityScheduler":
         yield "the bound capacity scheduler was made before ours could take its place"
+
+
+def _spec_config_of(executor: Any) -> Any:
+    return getattr(getattr(executor, "model_engine", None), "spec_config", None)
+
+
+def _has_drafts(executor: Any) -> bool:
+    return getattr(executor, "drafter", None) is not None or _spec_config_of(executor) is not None
 
 
 def _reasons_of_engine(executor: Any) -> "Iterator[str]":
