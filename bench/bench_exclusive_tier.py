@@ -36,6 +36,11 @@ class Case(NamedTuple):
     shape: CacheShape
     sizes: dict[str, int]  # slots
 
+    @property
+    def blocks(self) -> int:
+        """Of all prompts."""
+        return sum(len(asked.blocks) for asked in self.asked)
+
 
 def case_of(workload: Workload, shape: CacheShape, sizes: dict[str, int]) -> Case:
     asked = asked_for(workload, shape.tokens_per_block, [0] * len(workload.requests))
@@ -60,15 +65,14 @@ def replayed(case: Case, kind: HostTierKind, slots: int) -> tuple[int, float]:
     outcome = checked(
         Replay(case.workload, case.shape.model_copy(update={"blocks_host": slots, "host_tier": kind})).run()
     )
-    computed = sum(len(asked.blocks) for asked in case.asked) - outcome.blocks.primary - outcome.blocks.host
+    computed = case.blocks - outcome.blocks.primary - outcome.blocks.host
     return outcome.tokens.host, outcome.moved.blocks_to_host / computed
 
 
 def simulated(case: Case, policy: ExclusiveLru) -> tuple[int, float]:
     """The same."""
-    blocks = sum(len(asked.blocks) for asked in case.asked)
     on_gpu, from_host, written = evicted_to(policy, case.asked, case.shape.blocks_primary)
-    return case.shape.tokens_per_block * from_host, written / (blocks - on_gpu - from_host)
+    return case.shape.tokens_per_block * from_host, written / (case.blocks - on_gpu - from_host)
 
 
 def main() -> None:

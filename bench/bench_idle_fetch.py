@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from types import MethodType
 
 from measure import REPOSITORY, RESULTS, Row, Summary, report
@@ -23,7 +23,7 @@ from measure import REPOSITORY, RESULTS, Row, Summary, report
 from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.executor import TOKENS_PER_BLOCK
 from tests.offload.remote.porter_double import sealed
-from tests.offload.remote.test_failing_objects import STORE
+from tests.offload.remote.test_failing_objects import STORE, until
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.offload.worker import OffloadWorker
@@ -32,7 +32,6 @@ ARMS = ("rests", "turns")
 TOKENS = 48
 BLOCKS = (TOKENS - 1) // TOKENS_PER_BLOCK
 HOST_BLOCKS, WAIT_MS = 256, 1000
-UP_S_MAX, POLL_S = 30.0, 1e-3
 
 
 def served(bench: Bench, number: int) -> tuple[float, int]:
@@ -45,20 +44,13 @@ def served(bench: Bench, number: int) -> tuple[float, int]:
     return 1e3 * (perf_counter() - began), executor.loaded_tokens - loaded
 
 
-def wait_until_up(worker: OffloadWorker) -> None:
-    porter, until = worker.carrier.porter, perf_counter() + UP_S_MAX  # type: ignore[union-attr]
-    while not porter.is_up:
-        assert perf_counter() < until, porter.text
-        sleep(POLL_S)
-
-
 def one_round(arm: str) -> None:
     """In a process of its own: prints what the second prompt took, which finds its blocks in the store alone."""
     bench = Bench(open_device("cpu", 1))
     side: OffloadWorker = bench.worker.side
     if arm == "turns":
         side.carrier.rest = MethodType(lambda _: None, side.carrier)  # type: ignore[union-attr,method-assign]
-    wait_until_up(side)
+    until(lambda: side.carrier.porter.is_up)  # type: ignore[union-attr]
     served(bench, 1)
     while len(bench.scheduler.side.ledger):
         bench.executor.step()
