@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+#include <utility>
 
 #include "tests/support.h"
 
@@ -13,6 +14,7 @@ using testing::joined;
 using testing::kept_at;
 using testing::Manager;
 using testing::request;
+using testing::RequestOptions;
 using testing::Tokens;
 using testing::tokens;
 
@@ -28,6 +30,12 @@ BlockManagerConfig second_touch(std::uint32_t blocks_primary, std::uint32_t bloc
 
 bool cached(Manager& manager, const Tokens& prompt) { return manager.reusable(joined(prompt, {1})) == prompt.size(); }
 
+// Caches a prompt, and has the next request push it out of primary.
+void send_out(Manager& manager, RequestId id, const Tokens& prompt, RequestOptions options = {}) {
+    manager.cache(id, prompt, std::move(options));
+    manager.flush_primary(id + 1);
+}
+
 // Another request finds the prompt.
 void ask_again(Manager& manager, RequestId id, const Tokens& prompt) {
     manager.add_sequence(request(id, joined(prompt, {1})));
@@ -39,11 +47,9 @@ std::uint64_t declined(const Manager& manager) { return manager.get_kv_cache_sta
 
 TEST(HostAdmission, AFullTierTakesWhatWasAskedForTwice) {
     Manager manager(second_touch(2, 1));
-    manager.cache(1, kX);
-    manager.flush_primary(2);
+    send_out(manager, 1, kX);
     EXPECT_TRUE(cached(manager, kX)) << "a free slot is anybody's";
-    manager.cache(3, kY);
-    manager.flush_primary(4);
+    send_out(manager, 3, kY);
     EXPECT_TRUE(cached(manager, kX) && !cached(manager, kY));
     EXPECT_EQ(declined(manager), 1U);
     manager.cache(5, kZ);
@@ -55,21 +61,17 @@ TEST(HostAdmission, AFullTierTakesWhatWasAskedForTwice) {
 
 TEST(HostAdmission, AllTakesWhatWasAskedForOnce) {
     Manager manager(config(2, 1));
-    manager.cache(1, kX);
-    manager.flush_primary(2);
-    manager.cache(3, kY);
-    manager.flush_primary(4);
+    send_out(manager, 1, kX);
+    send_out(manager, 3, kY);
     EXPECT_TRUE(!cached(manager, kX) && cached(manager, kY));
     EXPECT_EQ(declined(manager), 0U);
 }
 
 TEST(HostAdmission, ABlockThatWasDroppedIsKnownWhenItComesBack) {
     Manager manager(second_touch(2, 1));
-    manager.cache(1, kX);
-    manager.flush_primary(2);
+    send_out(manager, 1, kX);
     for (const RequestId id : {3, 5}) {
-        manager.cache(id, kY);
-        manager.flush_primary(id + 1);
+        send_out(manager, id, kY);
         EXPECT_EQ(cached(manager, kY), id == 5);
     }
     EXPECT_FALSE(cached(manager, kX));
@@ -77,52 +79,42 @@ TEST(HostAdmission, ABlockThatWasDroppedIsKnownWhenItComesBack) {
 
 TEST(HostAdmission, WhatWasDroppedLongAgoIsForgotten) {
     Manager manager(second_touch(2, 1));
-    manager.cache(1, kX);
-    manager.flush_primary(2);
-    manager.cache(3, kY);
-    manager.flush_primary(4);
+    send_out(manager, 1, kX);
+    send_out(manager, 3, kY);
     RequestId id = 5;
     for (std::uint32_t other = 0; other < 2 * 3; ++other) {  // twice as many as there are blocks
-        manager.cache(id++, tokens(4, 10'000 + 1000 * static_cast<TokenId>(other)));
-        manager.flush_primary(id++);
+        send_out(manager, id, tokens(4, 10'000 + 1000 * static_cast<TokenId>(other)));
+        id += 2;
     }
-    manager.cache(id++, kY);
-    manager.flush_primary(id++);
+    send_out(manager, id, kY);
     EXPECT_TRUE(cached(manager, kX) && !cached(manager, kY));
 }
 
 TEST(HostAdmission, AHigherPriorityPushesOutALowerOne) {
     Manager manager(second_touch(2, 1));
-    manager.cache(1, kX, kept_at(50));
-    manager.flush_primary(2);
-    manager.cache(3, kY, kept_at(50));
-    manager.flush_primary(4);
+    send_out(manager, 1, kX, kept_at(50));
+    send_out(manager, 3, kY, kept_at(50));
     EXPECT_TRUE(cached(manager, kX) && !cached(manager, kY));
-    manager.cache(5, kZ, kept_at(51));
-    manager.flush_primary(6);
+    send_out(manager, 5, kZ, kept_at(51));
     EXPECT_TRUE(!cached(manager, kX) && cached(manager, kZ));
 }
 
 TEST(HostAdmission, ACopyOfWhatPrimaryHasMakesRoomForAnybody) {
     Manager manager(second_touch(3, 1));
-    manager.cache(1, kX);
-    manager.flush_primary(2);
+    send_out(manager, 1, kX);
     manager.add_sequence(request(3, joined(kX, {1})));  // brings it back, and keeps it
     manager.run_transfers();
-    manager.cache(4, kY);
-    manager.flush_primary(5);
+    send_out(manager, 4, kY);
     EXPECT_TRUE(cached(manager, kX) && cached(manager, kY));
     EXPECT_EQ(declined(manager), 0U);
 }
 
 TEST(HostAdmission, AnIncompleteBlockIsNeverKnown) {
     Manager manager(second_touch(2, 1));
-    manager.cache(1, kX);
-    manager.flush_primary(2);
+    send_out(manager, 1, kX);
     const Tokens part(kY.begin(), kY.end() - 1);
     for (const RequestId id : {3, 5, 7}) {
-        manager.cache(id, part);
-        manager.flush_primary(id + 1);
+        send_out(manager, id, part);
         EXPECT_TRUE(cached(manager, kX) && !cached(manager, part));
     }
 }
