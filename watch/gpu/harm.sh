@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the programs of watch/harm on this machine's GPU, plain and watched in turns, each ten times, and half of them
-# with --hold. Eight programs run at a time. It takes about four minutes on 16 cores:
+# with --hold. Four programs run at a time, since more wait for one another. It takes about eight minutes:
 #   watch/gpu/harm.sh RESULTS_DIR
 # Needs what cost.sh needs. Writes what was seen to harm.txt in RESULTS_DIR.
 set -eu
@@ -15,7 +15,7 @@ c++ -std=c++20 -O1 -Wno-stringop-overflow -o "$build/programs" watch/harm/progra
     sed 's|^|python3 -m watch.harm.programs |'
 } >"$build/commands"
 for kind in '' '--hold'; do
-  xargs -P 8 -I '{}' sh -c 'said=$(timeout 100 python3 -m watch.harm -n 5 '"$kind"' -- {} 2>&1) || said="HARMED $said"
+  xargs -P 4 -I '{}' sh -c 'said=$(timeout 100 python3 -m watch.harm -n 5 '"$kind"' -- {} 2>&1) || said="HARMED $said"
     echo "{} '"$kind"': $said"' <"$build/commands"
 done | sed "s|$build/||" | tee "$results/harm.txt"
 ! grep -q HARMED "$results/harm.txt"
