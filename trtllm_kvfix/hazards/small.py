@@ -72,7 +72,8 @@ class Requests:
     def __init__(self, stream: Any, *, blocks: int, kind: Any = None, **more: Any) -> None:
         """A cache with reuse, and room for ten blocks of each."""
         resources = import_module(f"{PYEXECUTOR}.resource_manager")
-        self.cache = cache = manager(kind or resources.KVCacheManager, stream, blocks=blocks, blocks_per_seq=10, reuse=True, **more)
+        kind = kind or resources.KVCacheManager
+        self.cache = cache = manager(kind, stream, blocks=blocks, blocks_per_seq=10, reuse=True, **more)
         self.managers = resources.ResourceManager({resources.ResourceManagerType.KV_CACHE_MANAGER: cache})
         (dummy,) = cache.add_dummy_requests([0], [1], prepare_resource=False)
         self._sampling = dummy.sampling_config  # of the type that this build's requests take

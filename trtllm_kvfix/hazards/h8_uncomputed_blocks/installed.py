@@ -90,8 +90,8 @@ WINDOW, PREFIX = 2 * TOKENS_PER_BLOCK, 7 * TOKENS_PER_BLOCK
 
 
 def passes_what_nobody_wrote(begun: int, ground: Ground, up: Upstream) -> str | None:
-    """A connector brings more than a window of a prompt, of which `begun` tokens are in the cache. Another prompt shares
-    its first two blocks: what the window has passed there was neither computed nor loaded."""
+    """A connector brings more than a window of a prompt, of which `begun` tokens are in the cache. Another prompt
+    shares its first two blocks: what the window has passed there was neither computed nor loaded."""
     served = _Served(ground, up)
     if begun:
         served.computed(1, [*PROMPT[:begun], *range(begun)])

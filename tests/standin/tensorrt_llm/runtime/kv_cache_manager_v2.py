@@ -17,6 +17,7 @@ class KVCacheManager:
 
     def __init__(self, tokens_per_block: int, pages: int, *, enable_block_reuse: bool) -> None:
         self.tokens_per_block = tokens_per_block
+        self.layer_grouping = [[0], [1]]
         self.native = native.BlockManager(
             native.BlockManagerConfig(
                 tokens_per_block=tokens_per_block, blocks_primary=pages, block_reuse=enable_block_reuse
@@ -26,8 +27,6 @@ class KVCacheManager:
     def create_kv_cache(self, cache_id: int, tokens: list[int], salt: int | None = None) -> "_KVCache":
         """It has pages for its whole prompt. No block is matched in part."""
         return _KVCache(self, cache_id, tokens, salt)
-
-    layer_grouping = [[0], [1]]
 
     def stale(self, group: int, history: int) -> tuple[int, int]:
         """No window slides."""

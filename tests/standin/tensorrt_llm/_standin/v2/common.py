@@ -57,8 +57,12 @@ class KVCacheManagerV2Common(ServedPrefixes, ConnectedV2, PerLayerBuffers, BaseR
         self.enable_block_reuse = kv_cache_config.enable_block_reuse
         window = min(kv_cache_config.max_attention_window or [max_seq_len])
         self._slides = since("F") and window < max_seq_len
-        self.impl = self._sliding(kv_cache_config, window) if self._slides else KVCacheManagerPy(
-            tokens_per_block, kv_cache_config.max_blocks, enable_block_reuse=kv_cache_config.enable_block_reuse
+        self.impl = (
+            self._sliding(kv_cache_config, window)
+            if self._slides
+            else KVCacheManagerPy(
+                tokens_per_block, kv_cache_config.max_blocks, enable_block_reuse=kv_cache_config.enable_block_reuse
+            )
         )
         capacity = max_batch_size + 1  # and one for a dummy
         self.index_mapper = IndexMapper(capacity, max_beam_width)

@@ -26,7 +26,9 @@ class ConnectedV2:
     def get_page_indices_by_layer_group(self, request: Any) -> list[list[int]]:
         """Empty lists where the request has no cache any more: its end is reported nevertheless."""
         known = request.py_request_id in self.kv_cache_map
-        return [list(self.impl.pages_of(request.py_request_id, pool)) if known else [] for pool in range(self.num_pools)]
+        return [
+            list(self.impl.pages_of(request.py_request_id, pool)) if known else [] for pool in range(self.num_pools)
+        ]
 
     def ask_connector(self, scheduled_batch: Any) -> None:
         """Asks once for each allocation: a request that is loading, or has loaded, is not asked about again."""

@@ -71,5 +71,5 @@ class ServedPrefixes:
 
     elif MANGLED:
 
-        def _resize_for_connector_prefix(self, plan: Any) -> bool:
+        def _resize_for_connector_prefix(self, plan: Any) -> bool:  # type: ignore[misc]  # by variant
             return bool(self.kv_cache_map[plan.request_id].resize(plan.capacity))

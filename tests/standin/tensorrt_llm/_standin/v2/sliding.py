@@ -47,7 +47,7 @@ class SlidingRuntime:
 
     def pages_of(self, cache_id: int, pool: int = 0) -> list[int]:
         """As the table has them: a page that the window has passed may be held until it is committed."""
-        return self._caches[cache_id].cache.witness_row(pool)
+        return list(self._caches[cache_id].cache.witness_row(pool))
 
     def forget(self, cache_id: int) -> None:
         self._caches.pop(cache_id, None)
@@ -75,5 +75,3 @@ class SlidingCache:
         """What was generated is not committed."""
         self.cache.close()
         self._runtime.forget(self._cache_id)
-
-
