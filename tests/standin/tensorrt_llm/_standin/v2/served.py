@@ -44,7 +44,7 @@ class ServedPrefixes:
             offered, is_async = self.kv_connector_manager.query_num_new_matched_tokens(request, begin)
             position = self._fitted(request, kv_cache, begin, min(begin + offered, request.prompt_len - 1))
             self.kv_connector_manager.commit_new_matched_tokens(request, position - begin, is_async)
-            return position > begin
+            return bool(position > begin)
 
         def _fitted(self, request: Any, kv_cache: Any, begin: int, offered_end: int) -> int:
             """Up to where the prefix is taken: all of it, with a chunk behind it; or the whole blocks that lie in the
