@@ -103,10 +103,12 @@ class Rounds:
         fills: list[Fill] = []
         slots, draw = self._slots, self._random.random
         first = self._next if self._next < len(slots) else 0
+        left = len(slots) - first
         for _ in range(STALE_PER_SLOT_MAX * count):
-            if len(found) == count or first >= len(slots):
+            if not left or len(found) == count:
                 break
-            place = first + int(draw() * (len(slots) - first))
+            place = first + int(draw() * left)
+            left -= 1
             slot = slots[place]
             fill = fill_of(slot)
             if fill is not None and fill.digests is not None:
@@ -230,19 +232,33 @@ class Canary:
         self.books.grown(request, slots)
 
     @guarded
-    def wrote(self, writes: Sequence[Write]) -> None:
-        """Steps that `step` was told of have written these positions as well."""
-        self._wrote(writes)
+    def wrote(self, writes: Iterable[tuple[int, int, int]]) -> None:
+        """Steps that `step` was told of have written these positions as well: of a request, from one to another. Its
+        slots are known, and the positions are kept for certain."""
+        self.went_on((*write, ()) for write in writes)
+
+    @guarded
+    def went_on(self, parts: Iterable[tuple[int, int, int, Sequence[int]]]) -> None:
+        """As `wrote`, and then each has got further blocks in these slots."""
+        loaded, grown = self.books.loaded, self.books.grown
+        looks: list[BlockLook] = []
+        for request, begin, end, slots in parts:
+            if end > begin:
+                looks += loaded(request, begin, end)
+            if slots:
+                grown(request, slots)
+        self._add(looks)
 
     @guarded
     def step(self, writes: Sequence[Write], writers: Sequence[int] = ()) -> None:
         """A step has been enqueued that writes these positions. `writers`: requests of which it has written others.
         They are kept as they are."""
-        self._report.steps += 1
+        self._report.steps = step = self._report.steps + 1
         all_writers = [*(write.request for write in writes), *writers] if writes else writers
-        self._writers.append((self._report.steps, all_writers))
+        self._writers.append((step, all_writers))
         self._read()
-        self._wrote(writes)
+        for write in writes:
+            self._add(self.books.written(write))
         self._left = self._extra
         due = self._due_ones()
         live = min(self._blocks_per_step, self._ring.free - len(due))
@@ -307,26 +323,23 @@ class Canary:
 
     # ---- looks ----
 
-    def _wrote(self, writes: Sequence[Write]) -> None:
-        for write in writes:
-            self._add(self.books.written(write))
-
     def _add(self, looks: Iterable[BlockLook]) -> None:
-        for look in looks:
-            if len(self._due) < DUE_MAX:
-                self._due.append(look)
-            else:
-                self._report.missed += 1
+        due = self._due
+        due.extend(looks)
+        while len(due) > DUE_MAX:
+            due.pop()
+            self._report.missed += 1
 
     def _due_ones(self) -> list[BlockLook]:
         looks: list[BlockLook] = []
-        while self._due and self._left and len(looks) < self._ring.free:
-            look = self._due.popleft()
-            if self.books.holds(look):
+        due, holds, room = self._due, self.books.holds, min(self._left, self._ring.free)
+        while due and len(looks) < room:
+            look = due.popleft()
+            if holds(look):
                 looks.append(look)
-                self._left -= 1
             else:
                 self._report.missed += 1
+        self._left -= len(looks)
         return looks
 
     def _send(self, looks: Looks) -> None:
