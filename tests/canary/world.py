@@ -217,7 +217,7 @@ class World:
                 del one.slots[-(-certain // SIZE) :]  # rewound across a block
                 self.done["rewound"] += 1
 
-    def heard(self, one: Live, end: int, certain: int) -> Iterable[Any]:
+    def heard(self, one: Live, end: int, certain: int) -> Any:
         """All at once; or slots first, and then what was written and is kept, as beside another's manager."""
         if end > certain or self.lookahead or self.random.random() < 0.5:
             first = one.begin // SIZE
