@@ -6,6 +6,7 @@ import pytest
 from tests.managers.making import bench, keywords
 from trtllm_kvfix.errors import NotServed, OutOfBlocks, UnknownRequest
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
+from trtllm_kvfix.metrics import counters
 
 
 def test_a_prompt_is_found_again_and_the_request_is_told_late() -> None:
@@ -262,3 +263,15 @@ def test_the_host_tier_takes_evicted_blocks_as_the_setting_says(monkeypatch: pyt
         bench("S"),
     ):
         pass
+
+
+def test_blocks_that_the_full_host_tier_declined_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "second_touch")
+    with bench("S", **WITH_HOST) as b:
+        before = counters.read()["native_declined_blocks"]
+        for request_id in range(1, 40):
+            b.served(request_id, range(100 * request_id, 100 * request_id + 20))
+        declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
+        assert declined > 0
+        for _ in range(2):
+            assert counters.read()["native_declined_blocks"] - before == declined

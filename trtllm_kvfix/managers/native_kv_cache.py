@@ -24,6 +24,8 @@ from trtllm_kvfix.managers.prompts import prompt_of, read_prompt
 from trtllm_kvfix.managers.questions import Prefix, Questions
 from trtllm_kvfix.managers.reports import FIRST_HALF, KVCacheEvent
 from trtllm_kvfix.managers.watched import watched
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import (
     BlockManager,
     BlockManagerConfig,
@@ -118,6 +120,8 @@ class NativeKvCache:
         self.add_token = self._requests.add_token  # type: ignore[method-assign]
         self._lock = threading.RLock()
         self._has_pools = False
+        self._declined = 0  # blocks, as far as they have been counted
+        refresh(self)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -374,6 +378,12 @@ class NativeKvCache:
         slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools) if not smaller else 0  # they differ
         found = {each.size: reports.iteration_stats(stats, each.index, None, 0) for each in smaller}
         return found | {largest.size: reports.iteration_stats(stats, largest.index, stats.iteration, slot_bytes)}
+
+    def count(self) -> None:
+        """Add to the counters what happened since the last call."""
+        declined = self.core.get_kv_cache_stats().total.blocks_declined
+        counters.native_declined_blocks.add(declined - self._declined)
+        self._declined = declined
 
     # ---- questions of capacity schedulers ----
 

@@ -105,6 +105,9 @@ pins = Counter("pins", "Calls that pinned blocks and were serialised with the ex
 unpins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
 lock_waits = Counter("lock_waits", "Serialised calls that waited for another thread")
 lock_wait_seconds = Counter("lock_wait_seconds", "Seconds that serialised calls waited for another thread")
+native_declined_blocks = Counter(
+    "native_declined_blocks", "Evicted blocks that the native manager's full host tier did not take"
+)
 
 offload_prompt_tokens = Counter("offload_prompt_tokens", "Prompt tokens that the host tier was asked about")
 offload_device_hit_tokens = Counter("offload_device_hit_tokens", "Prompt tokens that were on the device already")
