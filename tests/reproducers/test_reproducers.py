@@ -20,7 +20,7 @@ from trtllm_kvfix.tools.reproduce import script_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {hazard.id.lower(): script_of(hazard) for hazard in table.HAZARDS}
-LINES_MAX = 170
+LINES_MAX = 160
 SHOWS, CLEAN, NOTHING_TO_SEE = 1, 0, 2
 
 # By hazard: in which builds it shows, in which it does not, and in which there is nothing of the kind.
