@@ -1,6 +1,6 @@
 """A server of the stand-in on V2 under attack, in its own loop. Requests end in every place, are suspended, resumed,
-loaded and computed again. Pages leave the device and come back, groups of layers are rebalanced, drafts are proposed and
-some of them accepted.
+loaded and computed again. Pages leave the device and come back, groups of layers are rebalanced. Drafts are proposed,
+and some of them accepted.
 """
 
 import os
