@@ -133,6 +133,7 @@ CASES = [
     "sandbox_that_kills_for_signals",
     "sandbox_that_refuses_protection",
     "sandbox_whose_handler_touches_pinned_memory",
+    "sandbox_with_calls_past_the_library",
     "server_with_a_thread_for_signals",
     "signals_that_are_sent_while_blocked",
     "signals_told_into_pinned_memory",
@@ -322,17 +323,27 @@ def test_without_the_preload_nothing_is_protected(
     assert all("LD_PRELOAD" in (process.refused or "") for process in processes)
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
-def test_a_program_with_a_sanitizer_runs(environ: dict[str, str], tmp_path: Path, sanitizer: str) -> None:
-    """Sanitizers call the kernel past the C library, also where they stand between the kernel and handlers."""
+@pytest.mark.parametrize(
+    ("sanitizer", "names"),
+    [
+        ("address", ["blocked_recv", "calls_beside_pinned_memory", "sandbox_that_allows_little"]),
+        ("thread", ["blocked_recv", "calls_beside_pinned_memory"]),
+    ],
+)
+def test_a_program_with_a_sanitizer_runs(
+    environ: dict[str, str], tmp_path: Path, sanitizer: str, names: list[str]
+) -> None:
+    """Sanitizers call the kernel past the C library, also where they stand between the kernel and handlers. They may keep
+    the signals of faults for themselves."""
     try:
         program = compiled(tmp_path, f"-fsanitize={sanitizer}")
     except subprocess.CalledProcessError:
         pytest.skip(f"the compiler has no {sanitizer} sanitizer")
-    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=0"}
-    processes = harmless([str(program), "blocked_recv"], quiet, seen_in(tmp_path))
-    assert len(processes) == TIMES
-    assert all(process.numbers["guarded"] for process in processes)
+    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0:handle_segv=2", "TSAN_OPTIONS": "report_bugs=0"}
+    for name in names:
+        processes = harmless([str(program), name], quiet, seen_in(tmp_path))
+        assert len(processes) == TIMES
+        assert all(process.numbers["guarded"] for process in processes)
 
 
 def test_a_handler_takes_no_lock_that_calls_the_kernel_itself(environ: dict[str, str], tmp_path: Path) -> None:
@@ -341,6 +352,17 @@ def test_a_handler_takes_no_lock_that_calls_the_kernel_itself(environ: dict[str,
         pytest.skip("Linux does not hand over such calls")
     program = compiled(tmp_path, "-DHARM_LOCKS_THAT_CALL", "-rdynamic")
     processes = harmless([str(program), "raw_call_where_locks_call"], environ, seen_in(tmp_path))
+    assert all(process.numbers["guarded"] for process in processes)
+
+
+def test_a_handler_calls_nothing_that_may_wait_for_the_interrupted_code(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """A program or a sanitizer has functions of its own in front of the C library's, with locks in them."""
+    if not tells_raw_calls():
+        pytest.skip("Linux does not hand over such calls")
+    program = compiled(tmp_path, "-DHARM_CALLS_THAT_LOCK", "-rdynamic")
+    processes = harmless([str(program), "raw_calls_where_calls_lock"], environ, seen_in(tmp_path))
     assert all(process.numbers["guarded"] for process in processes)
 
 
