@@ -333,8 +333,9 @@ def test_without_the_preload_nothing_is_protected(
 def test_a_program_with_a_sanitizer_runs(
     environ: dict[str, str], tmp_path: Path, sanitizer: str, names: list[str]
 ) -> None:
-    """Sanitizers call the kernel past the C library, also where they stand between the kernel and handlers. They may keep
-    the signals of faults for themselves."""
+    """Sanitizers call the kernel past the C library, also where they stand between the kernel and handlers.
+
+    They may keep the signals of faults for themselves."""
     try:
         program = compiled(tmp_path, f"-fsanitize={sanitizer}")
     except subprocess.CalledProcessError:
