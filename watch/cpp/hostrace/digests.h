@@ -29,8 +29,8 @@ class Digests {
     bool add(const Use& use, Span bytes);
     // The device writes there: what changes is no touch of the host.
     void written(const Use& use);
-    // Memory goes back to its owner, who waits for the device, or becomes other memory: a handler may say so that interrupted
-    // us, or an allocator of the program that we have called.
+    // Memory goes back to its owner, who waits for the device, or becomes other memory. A handler that interrupted us may
+    // say so, or an allocator of the program that we have called.
     void forget(Span bytes);
     void forget_context(const void* context);
 
@@ -47,8 +47,11 @@ class Digests {
         drop_what_is_doubtful();
         std::erase_if(entries_, [&](const Entry& each) {
             const bool over = each.use.finished() && each.use.observed();
-            if (over && !doubtful_.load(std::memory_order_relaxed)) {
-                found(each.use, each.bytes, look(each));
+            if (over) {
+                const Found what = look(each);  // meanwhile, too, a handler may forget
+                if (!doubtful_.load(std::memory_order_relaxed)) {
+                    found(each.use, each.bytes, what);
+                }
             }
             return over;
         });

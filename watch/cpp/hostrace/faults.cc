@@ -300,8 +300,9 @@ bool is_ours(int signal) {
     return signal > 0 && signal <= kSignals && (taken.load(std::memory_order_acquire) & bit_of(signal)) != 0;
 }
 
-// Past those who stand between the kernel and handlers, as sanitizers do: they block our other signals in there, and make
-// calls past the C library, or keep the signal for themselves. What the handler returns by is what the C library set.
+// Past those who stand between the kernel and handlers, as sanitizers do: they block our other signals in there, and
+// make calls past the C library, or keep the signal for themselves. What the handler returns by is what the C library
+// set.
 bool take_signal(int signal, const struct sigaction& action) {
     const auto kernels = [signal](const KernelAction* set, KernelAction* get) {
         return to_linux(SYS_rt_sigaction, signal, set, get, sizeof set->mask) == 0;

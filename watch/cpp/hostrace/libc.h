@@ -1,6 +1,6 @@
-// The C library's own functions, past all who stand in front of it: the program, a sanitizer, and ourselves. Handlers call
-// these, and so does who has a lock that handlers take: a function of somebody else may want a lock that the interrupted
-// code has, or make the very call into the kernel that the handler is there for.
+// The C library's own functions, past all who stand in front of it: the program, a sanitizer, and ourselves. Handlers
+// call these, and so does the code that has a lock that handlers take. A function of somebody else may want a lock that
+// the interrupted code has, or make the very call into the kernel that the handler is there for.
 #pragma once
 
 #include <dlfcn.h>
