@@ -1079,6 +1079,35 @@ PROGRAM(raw_call_where_locks_call) {
 }
 #endif
 
+#ifdef HARM_CALLS_THAT_LOCK
+// Code of the program makes its calls past the C library, in the middle of what its own functions of the C library wait
+// for.
+thread_local bool locked = false;
+void wait_for_lock(const char* name) {
+    if (locked) {
+        std::printf("%s waits for ever\n", name);
+        std::fflush(stdout);
+        _exit(91);
+    }
+}
+
+PROGRAM(raw_calls_where_calls_lock) {
+    Pinned pinned;
+    const Pair pair(SOCK_STREAM);
+    pair.wake();
+    io_uring_params asked{};
+    const int ring = static_cast<int>(syscall(SYS_io_uring_setup, 4, &asked));
+    locked = true;
+    const long got = raw_read(pair.ends[0], pinned.page, 4);
+    const long entered = raw(SYS_io_uring_enter, ring, 1);
+    raw(SYS_set_robust_list, address(pinned.page), 24);  // whereupon nothing is protected, and the report says so
+    locked = false;
+    say("read", got);
+    say("entered", entered);
+    return 0;
+}
+#endif
+
 }  // namespace
 }  // namespace harm
 
@@ -1094,6 +1123,20 @@ LOCK_THAT_CALLS(pthread_mutex_lock, pthread_mutex_t)
 LOCK_THAT_CALLS(pthread_rwlock_rdlock, pthread_rwlock_t)
 LOCK_THAT_CALLS(pthread_rwlock_tryrdlock, pthread_rwlock_t)
 LOCK_THAT_CALLS(pthread_rwlock_wrlock, pthread_rwlock_t)
+#endif
+
+#ifdef HARM_CALLS_THAT_LOCK
+#define CALL_THAT_LOCKS(result, name, parameters, arguments)                                      \
+    extern "C" result name parameters {                                                           \
+        harm::wait_for_lock(#name);                                                               \
+        static const auto next = reinterpret_cast<result(*) parameters>(dlsym(RTLD_NEXT, #name)); \
+        return next arguments;                                                                    \
+    }
+CALL_THAT_LOCKS(int, mprotect, (void* begin, size_t bytes, int how) noexcept, (begin, bytes, how))
+CALL_THAT_LOCKS(int, open, (const char* path, int flags, ...), (path, flags, 0644))
+CALL_THAT_LOCKS(int, close, (int file), (file))
+CALL_THAT_LOCKS(ssize_t, write, (int file, const void* from, size_t bytes), (file, from, bytes))
+CALL_THAT_LOCKS(FILE*, fopen, (const char* path, const char* how), (path, how))
 #endif
 
 int main(int count, char** arguments) {

@@ -130,6 +130,13 @@ PROGRAM(sandbox_that_allows_little) {
                              SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS),
                    0);
 }
+// Nothing is watched in there, and no handler can return.
+PROGRAM(sandbox_with_calls_past_the_library) {
+    Pinned pinned;
+    close_in(for_calls({SYS_rt_sigreturn}, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_ALLOW), 0);
+    say("parent", raw(SYS_getppid) == getppid());
+    return 0;
+}
 PROGRAM(sandbox_that_allows_almost_nothing) {
     Pinned pinned;
     std::thread([&] {

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from watch.harm.programs import PROGRAMS
 from watch.tests.conftest import ROOT, compiler, tells_raw_calls
 
 SOURCE = ROOT / "watch/harm/programs.cc"
+SANDBOXES = SOURCE.with_name("programs_of_sandboxes.cc")
 TIMES = 3
 PT_TLS = 7
 # Traps of WebAssembly are faults that the engine catches.
@@ -133,6 +134,7 @@ CASES = [
     "sandbox_that_kills_for_signals",
     "sandbox_that_refuses_protection",
     "sandbox_whose_handler_touches_pinned_memory",
+    "sandbox_with_calls_past_the_library",
     "server_with_a_thread_for_signals",
     "signals_that_are_sent_while_blocked",
     "signals_told_into_pinned_memory",
@@ -165,16 +167,16 @@ CASES = [
 ]
 
 
-def compiled(folder: Path, *flags: str) -> Path:
+def compiled(folder: Path, sources: Sequence[Path], *flags: str) -> Path:
     program = folder / "programs"
     command = [compiler(), "-std=c++20", "-w", *flags, "-o", str(program)]
-    subprocess.run([*command, *map(str, SOURCES), "-ldl", "-lpthread"], check=True)
+    subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread"], check=True)
     return program
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("harm"))
+    return compiled(tmp_path_factory.mktemp("harm"), SOURCES)
 
 
 def seen_in(folder: Path) -> Path:
@@ -243,7 +245,7 @@ def test_a_program_in_go_does_the_same(environ: dict[str, str], tmp_path: Path) 
 
 def test_no_page_is_protected_where_there_is_code_of_go(environ: dict[str, str], tmp_path: Path) -> None:
     """Its calls into the kernel are made on stacks that have no room for a handler."""
-    program = compiled(tmp_path, "-DHARM_NOTE_OF_GO")
+    program = compiled(tmp_path, [SOURCE], "-DHARM_NOTE_OF_GO")
     for process in harmless([str(program), "raw_call_into_pinned_memory"], environ, seen_in(tmp_path)):
         assert process.numbers["guarded"] and any("code of Go" in note for note in process.notes)
 
@@ -322,25 +324,47 @@ def test_without_the_preload_nothing_is_protected(
     assert all("LD_PRELOAD" in (process.refused or "") for process in processes)
 
 
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
-def test_a_program_with_a_sanitizer_runs(environ: dict[str, str], tmp_path: Path, sanitizer: str) -> None:
-    """Sanitizers call the kernel past the C library, also where they stand between the kernel and handlers."""
+@pytest.mark.parametrize(
+    ("sanitizer", "sources", "names"),
+    [
+        ("address", [SOURCE, SANDBOXES], ["blocked_recv", "calls_beside_pinned_memory", "sandbox_that_allows_little"]),
+        ("thread", [SOURCE], ["blocked_recv", "calls_beside_pinned_memory"]),
+    ],
+)
+def test_a_program_with_a_sanitizer_runs(
+    environ: dict[str, str], tmp_path: Path, sanitizer: str, sources: list[Path], names: list[str]
+) -> None:
+    """Sanitizers call the kernel past the C library, also where they stand between the kernel and handlers.
+
+    They may keep the signals of faults for themselves."""
     try:
-        program = compiled(tmp_path, f"-fsanitize={sanitizer}")
+        program = compiled(tmp_path, sources, f"-fsanitize={sanitizer}")
     except subprocess.CalledProcessError:
         pytest.skip(f"the compiler has no {sanitizer} sanitizer")
-    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=0"}
-    processes = harmless([str(program), "blocked_recv"], quiet, seen_in(tmp_path))
-    assert len(processes) == TIMES
-    assert all(process.numbers["guarded"] for process in processes)
+    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0:handle_segv=2", "TSAN_OPTIONS": "report_bugs=0"}
+    for name in names:
+        processes = harmless([str(program), name], quiet, seen_in(tmp_path))
+        assert len(processes) == TIMES
+        assert all(process.numbers["guarded"] for process in processes)
 
 
 def test_a_handler_takes_no_lock_that_calls_the_kernel_itself(environ: dict[str, str], tmp_path: Path) -> None:
     """ThreadSanitizer's do, and each call would come to the handler again."""
     if not tells_raw_calls():
         pytest.skip("Linux does not hand over such calls")
-    program = compiled(tmp_path, "-DHARM_LOCKS_THAT_CALL", "-rdynamic")
+    program = compiled(tmp_path, [SOURCE], "-DHARM_LOCKS_THAT_CALL", "-rdynamic")
     processes = harmless([str(program), "raw_call_where_locks_call"], environ, seen_in(tmp_path))
+    assert all(process.numbers["guarded"] for process in processes)
+
+
+def test_a_handler_calls_nothing_that_may_wait_for_the_interrupted_code(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """A program or a sanitizer has functions of its own in front of the C library's, with locks in them."""
+    if not tells_raw_calls():
+        pytest.skip("Linux does not hand over such calls")
+    program = compiled(tmp_path, [SOURCE], "-DHARM_CALLS_THAT_LOCK", "-rdynamic")
+    processes = harmless([str(program), "raw_calls_where_calls_lock"], environ, seen_in(tmp_path))
     assert all(process.numbers["guarded"] for process in processes)
 
 

@@ -1,12 +1,12 @@
 #include "hostrace/digests.h"
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <cerrno>
 
 #include <algorithm>
 #include <array>
 #include <utility>
+
+#include "hostrace/libc.h"
 
 namespace hostrace {
 namespace {
@@ -32,7 +32,7 @@ Span bytes_of(const Use& use) { return {use.shape.begin, use.shape.end()}; }
 // Through a file: the memory may have been unmapped, or a use may have its pages. Programs in a sandbox may open files,
 // and are ended for rarer calls. It is opened each time, because the program may close what it does not know.
 Digests::Found Digests::read(Span bytes, std::uint64_t& digest) {
-    const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    const int memory = libc::open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
     if (memory < 0) {
         return Found::unknown;
     }
@@ -43,14 +43,14 @@ Digests::Found Digests::read(Span bytes, std::uint64_t& digest) {
         const std::size_t count = std::min(bytes.end - at, sizeof block);
         const std::size_t words = (count + sizeof(Lanes) - 1) / sizeof(Lanes) * kLanes;
         std::fill_n(block.begin() + (words - kLanes), kLanes, 0);
-        const ssize_t got = pread(memory, block.data(), count, static_cast<off_t>(at));
+        const ssize_t got = libc::pread(memory, block.data(), count, static_cast<off_t>(at));
         if (std::cmp_not_equal(got, count)) {
             found = got >= 0 || errno == EIO ? Found::gone : Found::unknown;
         }
         mix(lanes, block, words);
         at += count;
     }
-    close(memory);
+    libc::close(memory);
     for (const std::uint64_t lane : lanes) {
         digest = (digest ^ lane) * kFactor;
     }
@@ -58,7 +58,8 @@ Digests::Found Digests::read(Span bytes, std::uint64_t& digest) {
 }
 
 bool Digests::add(const Use& use, Span bytes) {
-    const std::lock_guard held(mutex_);
+    const std::lock_guard held(lock_);
+    drop_what_is_doubtful();
     forget_written();
     const auto here = [&](const Use& other) { return bytes_of(other).meets(bytes); };
     Entry entry{use, bytes, 0};
@@ -75,19 +76,23 @@ bool Digests::add(const Use& use, Span bytes) {
 
 void Digests::written(const Use& use) {
     forget(bytes_of(use));
-    const std::lock_guard held(mutex_);
+    const std::lock_guard held(lock_);
     forget_written();
     written_.push_back(use);
 }
 
 void Digests::forget(Span bytes) {
-    const std::lock_guard held(mutex_);
+    if (!lock_.lock_unless_mine()) {
+        doubtful_.store(true, std::memory_order_relaxed);
+        return;
+    }
     std::erase_if(entries_, [&](const Entry& each) { return each.bytes.meets(bytes); });
     waiting_.store(entries_.size(), std::memory_order_relaxed);
+    lock_.unlock();
 }
 
 void Digests::forget_context(const void* context) {
-    const std::lock_guard held(mutex_);
+    const std::lock_guard held(lock_);
     const auto its = [&](const Use& use) { return context == nullptr || use.context == context; };
     std::erase_if(entries_, [&](const Entry& each) { return its(each.use); });
     std::erase_if(written_, its);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "hostrace/owned_lock.h"
 #include "hostrace/use.h"
 
 namespace hostrace {
@@ -18,7 +19,8 @@ class Digests {
     // Code of the program is about to run in the stream, and may write what `observe` makes known to be over.
     template <typename Observe>
     void let_go(Observe observe) {
-        const std::lock_guard held(mutex_);
+        const std::lock_guard held(lock_);
+        drop_what_is_doubtful();
         observe();
         std::erase_if(entries_, [](const Entry& each) { return each.use.observed(); });
         waiting_.store(entries_.size(), std::memory_order_relaxed);
@@ -27,7 +29,8 @@ class Digests {
     bool add(const Use& use, Span bytes);
     // The device writes there: what changes is no touch of the host.
     void written(const Use& use);
-    // Memory goes back to its owner, who waits for the device.
+    // Memory goes back to its owner, who waits for the device, or becomes other memory. A handler that interrupted us may
+    // say so, or an allocator of the program that we have called.
     void forget(Span bytes);
     void forget_context(const void* context);
 
@@ -40,11 +43,15 @@ class Digests {
         if (idle()) {
             return;
         }
-        const std::lock_guard held(mutex_);
+        const std::lock_guard held(lock_);
+        drop_what_is_doubtful();
         std::erase_if(entries_, [&](const Entry& each) {
             const bool over = each.use.finished() && each.use.observed();
             if (over) {
-                found(each.use, each.bytes, look(each));
+                const Found what = look(each);  // meanwhile, too, a handler may forget
+                if (!doubtful_.load(std::memory_order_relaxed)) {
+                    found(each.use, each.bytes, what);
+                }
             }
             return over;
         });
@@ -63,7 +70,15 @@ class Digests {
     static Found read(Span bytes, std::uint64_t& digest);
     void forget_written();
 
-    std::mutex mutex_;
+    // Behind what was forgotten while we had the lock: nobody knows which entries it met.
+    void drop_what_is_doubtful() {
+        if (doubtful_.exchange(false, std::memory_order_relaxed)) {
+            entries_.clear();
+        }
+    }
+
+    OwnedLock lock_;
+    std::atomic<bool> doubtful_{false};
     std::vector<Entry> entries_;
     std::vector<Use> written_;
     std::atomic<std::size_t> waiting_{0};  // entries, for who looks without the lock

@@ -11,6 +11,7 @@
 
 #include "hostrace/errno_kept.h"
 #include "hostrace/interpose.h"
+#include "hostrace/libc.h"
 #include "hostrace/machine.h"
 #include "hostrace/stacks.h"
 #include "hostrace/thread.h"
@@ -95,7 +96,7 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
         count(watch->counts.dropped);
         const auto opened = [&](std::uintptr_t page) {
             void* const begin = reinterpret_cast<void*>(address & ~(page - 1));
-            return mprotect(begin, page, PROT_READ | PROT_WRITE) == 0;
+            return libc::mprotect(begin, page, PROT_READ | PROT_WRITE) == 0;
         };
         const std::uintptr_t large = watch->guard.large_page();
         return opened(kPageSize) || (large != 0 && opened(large));
@@ -148,9 +149,8 @@ void wait_until_unblocked(Thread& thread, int signal, const siginfo_t& info) {
 }
 
 void end_by(int signal, bool again) {
-    struct sigaction ending{};
-    ending.sa_handler = SIG_DFL;
-    libc_sigaction(signal, &ending, nullptr);
+    const KernelAction ending{};
+    to_linux(SYS_rt_sigaction, signal, &ending, nullptr, sizeof ending.mask);
     if (again) {
         to_linux(SYS_tgkill, getpid(), to_linux(SYS_gettid), signal);
     }
@@ -293,21 +293,40 @@ bool ProcessPages::protect(std::uintptr_t begin, std::size_t bytes, Protection p
     if (protection != Protection::closed) {
         flags = protection == Protection::open ? PROT_READ | PROT_WRITE : PROT_READ;
     }
-    return mprotect(reinterpret_cast<void*>(begin), bytes, flags) == 0;
+    return libc::mprotect(reinterpret_cast<void*>(begin), bytes, flags) == 0;
 }
 
 bool is_ours(int signal) {
     return signal > 0 && signal <= kSignals && (taken.load(std::memory_order_acquire) & bit_of(signal)) != 0;
 }
 
+// Past those who stand between the kernel and handlers, as sanitizers do: they block our other signals in there, and
+// make calls past the C library, or keep the signal for themselves. What the handler returns by is what the C library
+// set.
 bool take_signal(int signal, const struct sigaction& action) {
+    const auto kernels = [signal](const KernelAction* set, KernelAction* get) {
+        return to_linux(SYS_rt_sigaction, signal, set, get, sizeof set->mask) == 0;
+    };
     struct sigaction before{};
-    if (libc_sigaction(signal, &action, &before) != 0) {
+    KernelAction then{};
+    KernelAction now{};
+    if (!kernels(nullptr, &then) || libc_sigaction(signal, &action, &before) != 0 || !kernels(nullptr, &now)) {
         return false;
+    }
+    if (before.sa_handler == SIG_DFL && then.handler != nullptr) {
+        before.sa_sigaction = reinterpret_cast<decltype(before.sa_sigaction)>(then.handler);
+        before.sa_flags = static_cast<int>(then.flags);
+        std::memcpy(&before.sa_mask, &then.mask, sizeof then.mask);
     }
     as_the_program_set(signal, before);
     programs(signal) = before;
     taken.fetch_or(bit_of(signal), std::memory_order_release);
+    now.handler = reinterpret_cast<void*>(action.sa_sigaction);
+    now.flags = (now.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
+    std::memcpy(&now.mask, &action.sa_mask, sizeof now.mask);
+    if (!kernels(&now, nullptr)) {
+        return false;
+    }
     restart_calls_as(programs(signal), signal);
     return true;
 }

@@ -1,6 +1,7 @@
 // Handlers that the program sets. Those of our signals (thread.h) are kept for it, and called for what is not ours. Before
 // each of the others stands one of ours: what a handler leaves in the mask behind it holds from there on, and a thread
 // that has one of our signals blocked would be killed by its next touch.
+#include <sys/syscall.h>
 #include <ucontext.h>
 #include <csignal>
 
@@ -12,6 +13,7 @@
 #include "hostrace/interpose.h"
 #include "hostrace/masked.h"
 #include "hostrace/thread.h"
+#include "hostrace/watcher.h"
 
 namespace hostrace {
 namespace {
@@ -34,9 +36,23 @@ void on_signal(int signal, siginfo_t* info, void* raw) {
     auto& context = *static_cast<ucontext_t*>(raw);
     tell_blocked(context);
     self().blocked |= handler.blocked.load(std::memory_order_relaxed);
+    if (const Watcher* watch = watcher(); watch != nullptr && !watch->guard.ended()) {
+        // It may be called later, by who stands in between, with everything blocked.
+        to_linux(SYS_rt_sigprocmask, SIG_UNBLOCK, &kOurSignals, nullptr, sizeof kOurSignals);
+    }
     handler.run.load(std::memory_order_acquire)(signal, info, raw);
     const ErrnoKept of_the_handler;
     take_blocked(context);
+}
+
+// Who stands between the kernel and handlers may block everything in there, as ThreadSanitizer does.
+void keep_ours_open(int signal) {
+    KernelAction kernels{};
+    if (to_linux(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) == 0 &&
+        (kernels.mask & kOurSignals) != 0) {
+        kernels.mask &= ~kOurSignals;
+        to_linux(SYS_rt_sigaction, signal, &kernels, nullptr, sizeof kernels.mask);
+    }
 }
 
 }  // namespace
@@ -88,6 +104,7 @@ HOSTRACE_EXPORT int sigaction(int signal, const struct sigaction* action, struct
             ours.sa_flags |= SA_SIGINFO;
         }
         result = next_sigaction(signal, &ours, nullptr);
+        keep_ours_open(signal);
     }
     if (result == 0 && before != nullptr) {
         *before = told;

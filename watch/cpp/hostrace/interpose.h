@@ -7,6 +7,8 @@
 
 #include <atomic>
 
+#include "hostrace/libc.h"
+
 #define HOSTRACE_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace hostrace {
@@ -46,13 +48,11 @@ class Next {
 
 }  // namespace hostrace
 
-// The attributes of a declaration, such as nothrow, are no part of the type that is taken from it.
-#pragma GCC diagnostic ignored "-Wignored-attributes"
 #define HOSTRACE_NEXT(function) constinit Next<decltype(::function)> next_##function(#function)
 
 namespace hostrace {
 
 // A call into the kernel by its number that is ours, and not the program's.
-inline constinit Next<decltype(::syscall)> to_linux("syscall");
+inline constinit libc::Own<decltype(::syscall)>& to_linux = libc::syscall;
 
 }  // namespace hostrace

@@ -6,14 +6,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include <algorithm>
 #include <atomic>
+#include <span>
 
 #include "hostrace/errno_kept.h"
+#include "hostrace/libc.h"
 #include "hostrace/owned_lock.h"
 #include "hostrace/use.h"
 #include "hostrace/watcher.h"
@@ -47,11 +48,11 @@ class Rings {
             find();
         }
         bool any = places_end_ > places_.size();
-        const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+        const int memory = libc::open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
         for (std::size_t at = 0; at < std::min(places_end_, places_.size()) && !any; ++at) {
             any = memory < 0 || named_in(memory, places_[at], ranges);
         }
-        close(memory);
+        libc::close(memory);
         lock_.unlock();
         return any;
     }
@@ -61,7 +62,7 @@ class Rings {
         std::array<io_uring_sqe, 16> asked{};
         for (std::uintptr_t at = place.begin; at < place.end; at += sizeof asked) {
             const std::size_t bytes = std::min(sizeof asked, place.end - at);
-            if (pread(memory, asked.data(), bytes, static_cast<off_t>(at)) != static_cast<ssize_t>(bytes)) {
+            if (libc::pread(memory, asked.data(), bytes, static_cast<off_t>(at)) != static_cast<ssize_t>(bytes)) {
                 return false;  // the ring is gone
             }
             for (std::size_t one = 0; one < bytes / sizeof asked[0]; ++one) {
@@ -87,26 +88,40 @@ class Rings {
         }
     }
 
+    // A stream of the C library would ask the program's allocator for a buffer.
     void find() {
         places_end_ = 0;
-        FILE* maps = std::fopen("/proc/self/maps", "re");
+        const int maps = libc::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
         std::array<char, 512> line{};
-        while (maps != nullptr && std::fgets(line.data(), line.size(), maps) != nullptr) {
-            // begin-end rights offset ...
-            char* rest = nullptr;
-            const std::uintptr_t begin = std::strtoull(line.data(), &rest, 16);
-            const std::uintptr_t end = std::strtoull(rest + 1, &rest, 16);
-            const std::uint64_t offset = std::strtoull(rest + std::strlen(" rw-s "), nullptr, 16);
-            if (std::strstr(line.data(), "[io_uring]") != nullptr && offset == IORING_OFF_SQES) {
-                if (places_end_ < places_.size()) {
-                    places_[places_end_] = {begin, end};
+        std::size_t used = 0;
+        std::array<char, 4096> some;
+        for (ssize_t got = 0; (got = libc::read(maps, some.data(), some.size())) > 0;) {
+            for (const char each : std::span(some.data(), static_cast<std::size_t>(got))) {
+                if (each == '\n') {
+                    line[used] = '\0';
+                    used = 0;
+                    look_at(line.data());
+                } else if (used + 1 < line.size()) {
+                    line[used++] = each;
                 }
-                ++places_end_;
             }
         }
-        if (maps != nullptr) {
-            std::fclose(maps);
+        libc::close(maps);
+    }
+
+    // begin-end rights offset ...
+    void look_at(const char* line) {
+        char* rest = nullptr;
+        const std::uintptr_t begin = std::strtoull(line, &rest, 16);
+        const std::uintptr_t end = std::strtoull(rest + 1, &rest, 16);
+        const std::uint64_t offset = std::strtoull(rest + std::strlen(" rw-s "), nullptr, 16);
+        if (std::strstr(line, "[io_uring]") == nullptr || offset != IORING_OFF_SQES) {
+            return;
         }
+        if (places_end_ < places_.size()) {
+            places_[places_end_] = {begin, end};
+        }
+        ++places_end_;
     }
 
     std::atomic<bool>& known(int ring) { return known_[static_cast<std::size_t>(ring) % known_.size()]; }

@@ -2,9 +2,9 @@
 // library would be theirs, and may make the very call into the kernel that the handler is there for.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
+
+#include "hostrace/libc.h"
 
 namespace hostrace {
 
@@ -25,7 +25,7 @@ class OwnedLock {
         for (int spins = 0; !owner_.compare_exchange_weak(nobody, this_thread(), std::memory_order_acquire); ++spins) {
             nobody = nullptr;
             if (spins > 100) {
-                sched_yield();
+                libc::sched_yield();
             }
         }
     }
@@ -49,7 +49,7 @@ class ReadersLock {
     void lock() {
         for (int readers = 0; !readers_.compare_exchange_weak(readers, kWriter, std::memory_order_acquire);
              readers = 0) {
-            sched_yield();
+            libc::sched_yield();
         }
     }
     void unlock() { readers_.store(0, std::memory_order_release); }
@@ -65,7 +65,7 @@ class ReadersLock {
     }
     void lock_shared() {
         while (!try_lock_shared()) {
-            sched_yield();
+            libc::sched_yield();
         }
     }
     void unlock_shared() { readers_.fetch_sub(1, std::memory_order_release); }

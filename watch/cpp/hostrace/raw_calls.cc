@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "hostrace/errno_kept.h"
 #include "hostrace/faults.h"
@@ -292,26 +293,23 @@ void ask_for_raw_calls() {
         return;
     }
     struct sigaction action{};
-    action.sa_flags = SA_SIGINFO;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     action.sa_sigaction = on_raw_call;
     KernelAction kernels{};
     if (!take_signal(SIGSYS, action) ||
         to_linux(SYS_rt_sigaction, SIGSYS, nullptr, &kernels, sizeof kernels.mask) != 0) {
         return;
     }
-    // Past those who stand between the kernel and handlers, as ThreadSanitizer does: they make such calls in there. What
-    // the handler returns by is the C library's own, so that it is not handed over, too.
-    kernels.handler = reinterpret_cast<void*>(on_raw_call);
-    kernels.flags = (kernels.flags & (kRestorer | SA_RESTART)) | SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    kernels.mask = 0;
+    // Else its own call would be handed over, too.
     const auto returns = reinterpret_cast<std::uintptr_t>(kernels.restorer);
-    asked = returns >= libc_code.begin && returns < libc_code.end &&
-            to_linux(SYS_rt_sigaction, SIGSYS, &kernels, nullptr, sizeof kernels.mask) == 0;
+    asked = returns >= libc_code.begin && returns < libc_code.end;
 }
 
 void let_raw_calls_through() {
     constexpr timespec kOnTheirWay{0, 20'000'000};
-    asked = false;
+    if (!std::exchange(asked, false)) {
+        return;
+    }
     hands_over.store(kLetsThrough, std::memory_order_seq_cst);
     clock_nanosleep(CLOCK_MONOTONIC, 0, &kOnTheirWay, nullptr);
 }

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 
+#include "hostrace/libc.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -142,7 +143,7 @@ void Report::note(const char* text, const char* detail) {
 void Report::write_line(Text& line) {
     const char* from = line.data();
     for (const char* const end = from + line.size(); from < end;) {
-        const ssize_t written = write(file_, from, static_cast<std::size_t>(end - from));
+        const ssize_t written = libc::write(file_, from, static_cast<std::size_t>(end - from));
         if (written <= 0) {
             return;
         }

@@ -164,6 +164,7 @@ void close_in(bool filter, const void* given) {
         stop_watching(
             "the program has closed itself in (seccomp), and forbids calls into the kernel that hostrace needs: "
             "nothing is watched from then on");
+        let_raw_calls_through();  // the handler that is told of them returns by a call
     }
 }
 

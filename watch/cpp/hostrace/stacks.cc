@@ -1,7 +1,6 @@
 #include "hostrace/stacks.h"
 
 #include <dlfcn.h>
-#include <execinfo.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -13,6 +12,7 @@
 #include <cstring>
 
 #include "hostrace/interpose.h"
+#include "hostrace/libc.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -39,7 +39,7 @@ Executable executable;
 
 void native_frames(Frames& frames, const void* from) {
     std::array<void*, kFramesMax + 8> found;
-    void* const* const end = found.data() + backtrace(found.data(), static_cast<int>(found.size()));
+    void* const* const end = found.data() + libc::backtrace(found.data(), static_cast<int>(found.size()));
     void* const* begin = std::find(found.data(), const_cast<void**>(end), from);
     begin = begin == end ? found.data() : begin;
     const std::size_t kept = std::min(static_cast<std::size_t>(end - begin), kFramesMax);

@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "hostrace/interpose.h"
+#include "hostrace/libc.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -21,7 +22,7 @@ std::atomic<const char*> why_nothing{nullptr};
 
 void wait_a_little() {
     const timespec step{0, static_cast<long>(kHoldStepNs)};
-    nanosleep(&step, nullptr);
+    libc::nanosleep(&step, nullptr);
 }
 
 }  // namespace
@@ -40,7 +41,7 @@ Thread& self() {
 
 std::uint64_t now_ns() {
     timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    libc::clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
 }
 

@@ -113,6 +113,17 @@ TEST_F(DigestsTest, CodeInTheStreamMayWriteWhatItComesBehind) {
     EXPECT_TRUE(digests_.idle());
 }
 
+// As a handler says that interrupted us at our books: it does not wait for us, and nothing doubtful is compared.
+TEST_F(DigestsTest, MemoryIsForgottenInTheMiddleOfAnotherCall) {
+    add(bytes());
+    digests_.let_go([&] { digests_.forget(bytes()); });
+    memory_[0] = static_cast<char>(memory_[0] + 1);
+    end();
+    observe();
+    EXPECT_EQ(compared(), std::vector<Found>{});
+    EXPECT_TRUE(digests_.idle());
+}
+
 TEST_F(DigestsTest, MemoryThatGoesBackAndContextsAreForgotten) {
     add(bytes(0, kPage));
     add(bytes(kPage, kPage));

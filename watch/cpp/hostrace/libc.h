@@ -1,0 +1,54 @@
+// The C library's own functions, past all who stand in front of it: the program, a sanitizer, and ourselves. Handlers
+// call these, and so does the code that has a lock that handlers take. A function of somebody else may want a lock that
+// the interrupted code has, or make the very call into the kernel that the handler is there for.
+#pragma once
+
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <ctime>
+
+#include <atomic>
+
+// The attributes of a declaration, such as nothrow, are no part of the type that is taken from it.
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+
+namespace hostrace::libc {
+
+template <typename F>
+class Own {
+  public:
+    constexpr explicit Own(const char* name) : name_(name) {}
+    template <typename... Args>
+    auto operator()(Args... args) {
+        void* found = found_.load(std::memory_order_relaxed);
+        if (found == nullptr) {  // before our constructors have run
+            found = dlsym(RTLD_NEXT, name_);
+        }
+        return reinterpret_cast<F*>(found)(args...);
+    }
+    void find_in(void* library) { found_.store(dlsym(library, name_), std::memory_order_relaxed); }
+
+  private:
+    const char* name_;
+    std::atomic<void*> found_{nullptr};
+};
+
+#define HOSTRACE_OF_LIBC(function) inline constinit Own<decltype(::function)> function(#function)
+HOSTRACE_OF_LIBC(backtrace);
+HOSTRACE_OF_LIBC(clock_gettime);
+HOSTRACE_OF_LIBC(close);
+HOSTRACE_OF_LIBC(mprotect);
+HOSTRACE_OF_LIBC(nanosleep);
+HOSTRACE_OF_LIBC(open);
+HOSTRACE_OF_LIBC(pread);
+HOSTRACE_OF_LIBC(read);
+HOSTRACE_OF_LIBC(sched_yield);
+HOSTRACE_OF_LIBC(syscall);
+HOSTRACE_OF_LIBC(write);
+#undef HOSTRACE_OF_LIBC
+
+}  // namespace hostrace::libc
