@@ -26,7 +26,7 @@ from trtllm_kvfix.tools.replay.trace import read_trace
 SIZES_GIB = (20, 55, 100, 200, 400, 800)
 CHAT_SLOTS = (40, 80, 150, 300, 600, 1200)
 CHAT_SHAPE = SHAPE.model_copy(update={"tokens_per_block": 32, "blocks_primary": 150, "bytes_per_block": None})
-NATIVE = {"native, all": HostTierKind.BUILT_IN, "native, second touch": HostTierKind.NATIVE}
+NATIVE = {"native, all": HostTierKind.BUILT_IN, "native, adaptive": HostTierKind.NATIVE}
 
 
 class Case(NamedTuple):

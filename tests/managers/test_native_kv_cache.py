@@ -255,23 +255,27 @@ WITH_HOST = {"blocks_per_window": {64: (16, 4)}}
 def test_the_host_tier_takes_evicted_blocks_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
     with bench("S", **WITH_HOST) as b:
         assert b.impl.core.config.host_admission == "all"
-    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "second_touch")
+    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "adaptive")
     with bench("S", **WITH_HOST) as b:
-        assert b.impl.core.config.host_admission == "second_touch"
+        assert b.impl.core.config.host_admission == "adaptive"
     with (
-        pytest.raises(NotServed, match=r"^kvfix.native_host_admission: second_touch is about a host tier"),
+        pytest.raises(NotServed, match=r"^kvfix.native_host_admission: adaptive is about a host tier"),
         bench("S"),
     ):
         pass
 
 
 def test_blocks_that_the_full_host_tier_declined_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "second_touch")
-    with bench("S", **WITH_HOST) as b:
+    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "adaptive")
+    with bench("S", blocks_per_window={64: (16, 1)}) as b:
         before = counters.read()["native_declined_blocks"]
-        for request_id in range(1, 40):
-            b.served(request_id, range(100 * request_id, 100 * request_id + 20))
-        declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
+        declined = 0
+        for new in range(2, 4000, 2):  # one prompt comes back after each that pushes it out, until these are declined
+            b.served(new, range(20))
+            b.served(new + 1, range(100 * new, 100 * new + 60))
+            declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
+            if declined > 0:
+                break
         assert declined > 0
         for _ in range(2):
             assert counters.read()["native_declined_blocks"] - before == declined
