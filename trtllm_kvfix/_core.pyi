@@ -1457,6 +1457,21 @@ class PoolCopiesByTensor:
 
     def __repr__(self) -> str: ...
 
+class CopyingCall:
+    """Calls of V1's method, with what stands in the place of its tensor."""
+
+    def __init__(self, copies_of: PoolCopiesByTensor, fuse: Any, *, blocking: Callable[[Callable[[], None] | None, Any, Any], Any], finish: Callable[[Any], None], finish_every: bool) -> None:
+        """
+        copies_of: what stands in the tensor's place. fuse: while it is blown, nothing does. blocking: what does then, and where ours fails; it is called with what raises the failure, or None, the tensor and the table. finish: called behind the method if it has left copies, or every time.
+        """
+
+    def __call__(self, original: Callable[..., Any], owner: Any, tensor: Any, table: Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """
+        Calls the original with the owner, what stands in the tensor's place, and the others.
+        """
+
+    def __repr__(self) -> str: ...
+
 class HostPool:
     """The memory of the host tier: pinned slots, one after the other."""
 

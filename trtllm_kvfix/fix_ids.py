@@ -7,6 +7,7 @@ FIX_IDS = (
     "staged-offsets-v1",
     "staged-offsets-v2",
     "computed-blocks",
+    "connector-prefixes",
     "batched-admission",
     "token-budget",
     "concurrent-pins",

@@ -2,8 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -22,11 +21,3 @@ class Living(Generic[T]):
 
     def all(self) -> list[T]:
         return [living for each in self._references if (living := each()) is not None]
-
-
-def weakly(thing: Any) -> Callable[[], Any]:
-    """Returns what gives the thing, or None if nobody keeps it. A thing that takes no weak references is kept."""
-    try:
-        return weakref.ref(thing)
-    except TypeError:
-        return lambda: thing

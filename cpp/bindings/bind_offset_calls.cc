@@ -387,6 +387,68 @@ class PoolCopiesByTensor {
     std::vector<Known> known_;    // guarded by either
 };
 
+// A call of upstream's V1 method, with what stands in the place of its tensor. Every crossing between Python and native
+// code costs most where other work has filled the caches, so there is one for all that surrounds the method.
+class CopyingCall {
+  public:
+    CopyingCall(nb::handle_t<PoolCopiesByTensor> copies_of, nb::object fuse, nb::object blocking, nb::object finish,
+                bool finish_every)
+        : copies_of_(nb::borrow(copies_of)),
+          fuse_(std::move(fuse)),
+          blocking_(std::move(blocking)),
+          finish_(std::move(finish)),
+          finish_every_(finish_every) {}
+
+    // What upstream raises passes through, and ends the copies all the same.
+    nb::object call(const nb::object& original, nb::handle owner, nb::handle tensor, nb::handle table,
+                    const nb::tuple& others, const nb::dict& keywords) const {
+        nb::object failed = nb::none();
+        const nb::object copies = begun(tensor, table, failed);
+        if (!copies.is_valid()) {
+            return called(original, owner, blocking_(failed, tensor, table), others, keywords);
+        }
+        static const nb::handle end = interned("end");
+        nb::object result;
+        try {
+            result = called(original, owner, copies, others, keywords);
+            if (finish_every_ || nb::cast<PoolCopies&>(copies).has_taken()) {
+                finish_(copies);
+            }
+        } catch (...) {
+            copies.attr(end)();
+            throw;
+        }
+        copies.attr(end)();
+        return result;
+    }
+    bool finishes_every() const { return finish_every_; }
+
+  private:
+    // Nothing while the fuse is blown, or if it fails. When this returns, the table may be filled.
+    nb::object begun(nb::handle tensor, nb::handle table, nb::object& failed) const {
+        static const nb::handle begin = interned("begin");
+        try {
+            if (!fuse_.blown()) {
+                nb::object copies = nb::cast<PoolCopiesByTensor&>(copies_of_).of(tensor, table);
+                copies.attr(begin)();
+                return copies;
+            }
+        } catch (...) {
+            failed = nb::cpp_function([failure = std::current_exception()] { std::rethrow_exception(failure); });
+        }
+        return {};
+    }
+    static nb::object called(const nb::object& original, nb::handle owner, nb::handle tensor, const nb::tuple& others,
+                             const nb::dict& keywords) {
+        return original(owner, tensor, *others, **keywords);
+    }
+
+    const nb::object copies_of_;
+    const SeenFuse fuse_;
+    const nb::object blocking_, finish_;
+    const bool finish_every_;
+};
+
 // destination[index], which upstream calls `copy_` of.
 struct PoolSelection {
     nb::object copies, index;
@@ -508,6 +570,23 @@ void bind_pool_copies(nb::module_& m) {
              nb::sig("def __call__(self, tensor: Any, table: Any) -> Any"))
         .def("__repr__", [](const PoolCopiesByTensor& self) {
             return Repr("PoolCopiesByTensor").add("known", self.known()).text();
+        });
+    nb::class_<CopyingCall>(m, "CopyingCall", "Calls of V1's method, with what stands in the place of its tensor.")
+        .def(nb::init<nb::handle_t<PoolCopiesByTensor>, nb::object, nb::object, nb::object, bool>(), "copies_of"_a,
+             "fuse"_a, nb::kw_only(), "blocking"_a, "finish"_a, "finish_every"_a,
+             nb::sig("def __init__(self, copies_of: PoolCopiesByTensor, fuse: Any, *, blocking: "
+                     "collections.abc.Callable[[collections.abc.Callable[[], None] | None, Any, Any], Any], finish: "
+                     "collections.abc.Callable[[Any], None], finish_every: bool) -> None"),
+             "copies_of: what stands in the tensor's place. fuse: while it is blown, nothing does. blocking: what does "
+             "then, and where ours fails; it is called with what raises the failure, or None, the tensor and the "
+             "table. finish: called behind the method if it has left copies, or every time.")
+        .def("__call__", &CopyingCall::call, "original"_a, "owner"_a, "tensor"_a, "table"_a.none(), "others"_a,
+             "keywords"_a,
+             nb::sig("def __call__(self, original: collections.abc.Callable[..., Any], owner: Any, tensor: Any, table: "
+                     "Any, others: tuple[Any, ...], keywords: dict[str, Any]) -> Any"),
+             "Calls the original with the owner, what stands in the tensor's place, and the others.")
+        .def("__repr__", [](const CopyingCall& self) {
+            return Repr("CopyingCall").add("finish_every", self.finishes_every()).text();
         });
 }
 

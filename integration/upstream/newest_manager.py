@@ -173,4 +173,5 @@ BOOKS = {
     "layer_grouping": [[group] for group in range(len(SLIDING))],
     "clear_stats_excluded": _nothing,
     "mark_stats_excluded": _nothing,
+    "probe_reuse": lambda self, scope, tokens: self.levels.runtime.probe_reuse(scope.salt, tokens),
 }

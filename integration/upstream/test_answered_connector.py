@@ -2,7 +2,7 @@
 
 Upstream asks about a request when it has allocated pages for a chunk. An answer may go past a window: then pages of the
 chunk are passed before anybody has written them. Upstream keeps them to be reused, and who reuses them reads what
-others have left there. `computed-blocks` has them given back first.
+others have left there. `connector-prefixes` has them given back first.
 """
 
 import re
@@ -24,7 +24,7 @@ from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX
 
 __all__ = ["pytestmark"]
 SERVED, SHARED = 32, 8  # tokens. The window of a request that has got the first has passed the second
-FIX = "computed-blocks"
+FIX = "connector-prefixes"
 LOOPS = [Way("F", overlap=overlap, guesses=(0,)) for overlap in (True, False)]
 
 
@@ -79,7 +79,7 @@ def test_the_second_is_right_behind_a_reservation_or_where_pages_are_given_back(
 @pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
 def test_where_our_own_code_fails_an_answer_is_not_used(*, always: bool) -> None:
-    place, way = "fixes.computed_blocks.fix.first_passed", LOOPS[0]
+    place, way = "fixes.connector_prefixes.fix.first_passed", LOOPS[0]
     with (
         way.build(),
         failing(place, always=always) as planted,

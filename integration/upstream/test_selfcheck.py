@@ -22,6 +22,7 @@ from integration.upstream import cuda, graph_tables, graphs, late, parts, provid
 from integration.upstream.loading import EXECUTOR  # noqa: E402
 from integration.upstream.server import upstream  # noqa: E402
 from trtllm_kvfix.hazards import build, small  # noqa: E402
+from trtllm_kvfix.hazards.ground import Ground  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
 from trtllm_kvfix.tools.selfcheck import report, steps  # noqa: E402
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS, StepOutcome  # noqa: E402
@@ -59,9 +60,9 @@ class Seen:
         return late.plain(self._tensor).numpy()
 
 
-class LateGround:
+class LateGround(Ground):
     def __init__(self, device: late.LateDevice) -> None:
-        self._device = device
+        self._late = device
 
     def stream(self) -> Any:
         return cuda.Stream()
@@ -85,7 +86,7 @@ class LateGround:
     def held(self, stream: Any) -> Iterator[None]:
         """Holds the device until somebody waits, which the scenario does after its block."""
         del stream
-        self._device.hold()
+        self._late.hold()
         yield
 
 

@@ -2,8 +2,8 @@
 
 Ours, and as strict as upstream's: history never shrinks and capacity covers it, only an active cache grows or commits,
 a suspended one has let go of its row and its pages may leave the device, one that is closed writes BAD_PAGE into its
-row. Where two commit the same block, the second takes the pages of the first. There are no beams, no scratch pages, no
-recurrent states, and a partial block is never shared.
+row. Where two commit the same block, the second takes the pages of the first. There are no beams, no scratch pages and
+no recurrent states. A part of a block is shared on demand alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,7 @@ class Runtime:
     pools: list[Pool]
     tree: Tree = field(default_factory=dict)
     caches: dict[int, "Cache"] = field(default_factory=dict)  # by request; the manager's own
+    shares_parts: bool = False  # of blocks, by a copy
 
     def __post_init__(self) -> None:
         for cycle, pool in zip(self.cycles, self.pools, strict=True):
@@ -38,7 +39,8 @@ class Runtime:
         return Cache(self, scope, tokens)
 
     def probe_reuse(self, scope: Any, tokens: Sequence[int]) -> int:
-        return len(self.match(scope, tokens)) * self.tokens_per_block
+        whole = self.match(scope, tokens)
+        return len(whole) * self.tokens_per_block + self.part(scope, tokens, whole)[1]
 
     def mark_stats_excluded(self, request_id: int) -> None:
         pass
@@ -54,12 +56,31 @@ class Runtime:
             if block is None:
                 break
             found.append(block)
-        while found and not self._is_usable(found):
+        while found and not self._is_usable(found, len(found) * size):
             found.pop()
         return found
 
-    def _is_usable(self, blocks: list[Block]) -> bool:
-        stale = self.stale(len(blocks) * self.tokens_per_block)
+    def part(self, scope: Any, tokens: Sequence[int], whole: list[Block]) -> tuple[Block | None, int]:
+        """The block behind these that begins with the most of the tokens that follow, and how many. All of its tokens
+        are there, so it may be a whole block that has lost a page: then it is of no use either."""
+        begin = len(whole) * self.tokens_per_block
+        before, rest = tuple(tokens[:begin]), tuple(tokens[begin : begin + self.tokens_per_block])
+        best: tuple[Block | None, int] = (None, 0)
+        for block in self.children(scope, before) if self.shares_parts else ():
+            same = [mine == theirs for mine, theirs in zip(rest, block.tokens[begin:], strict=False)]
+            shared = same.index(False) if False in same else len(same)
+            if shared > best[1] and self._is_usable([*whole, block], begin + shared):
+                best = block, shared
+        return best
+
+    def children(self, scope: Any, tokens: tuple[int, ...]) -> list[Block]:
+        parent = self.tree.get((scope, tokens))
+        if parent is not None:
+            return list(parent.children)
+        return [] if tokens else [each for each in self.tree.values() if each.parent is None and each.scope == scope]
+
+    def _is_usable(self, blocks: list[Block], history: int) -> bool:
+        stale = self.stale(history)
         return all(
             page is not None or gone.beg <= ordinal < gone.end
             for ordinal, block in enumerate(blocks)
@@ -100,14 +121,16 @@ class Cache:
         self.is_active, self._is_closed = False, False
         self._may_commit = True
         matched = runtime.match(scope, tokens or ())
-        self.capacity = self.history_length = len(matched) * runtime.tokens_per_block
+        block, shared = runtime.part(scope, tokens or (), matched)
+        self.capacity = self.history_length = len(matched) * runtime.tokens_per_block + shared
         self._committed = list(tokens or ())[: self.capacity]
         self._blocks_committed = len(matched)
         stale = runtime.stale(self.history_length)
         self._pages: list[list[Page | None]] = [
             [None if gone.beg <= at < gone.end else page for page, gone in zip(block.pages, stale, strict=True)]
-            for at, block in enumerate(matched)
+            for at, block in enumerate([*matched, *([] if block is None else [block])])
         ]
+        self._has_others_part = block is not None  # until the first resume, which copies it
         self._waiting: set[tuple[int, int]] = set()  # pages that the window has passed and that may be committed yet
         self._rows: dict[int, Any] = {}  # by group: memory of the manager's table, which is written as things happen
         for _, group, page in self._all():
@@ -139,9 +162,14 @@ class Cache:
 
     def resume(self, _stream: int) -> bool:
         assert not self.is_active and not self._is_closed, "only a suspended cache is resumed"
+        locked = [(group, page) for _, group, page in self._locked()]
         try:
-            lock_all(self.runtime.pools, [(group, page) for _, group, page in self._locked()])
+            lock_all(self.runtime.pools, locked)
         except OutOfPages:
+            return False
+        if self._has_others_part and not self._copy_part():
+            for group, page in locked:
+                self.runtime.pools[group].unlock(page)
             return False
         self.is_active = True
         self._publish()
@@ -197,7 +225,8 @@ class Cache:
 
     def stop_committing(self) -> None:
         assert not self._is_closed, "a closed cache has stopped committing"
-        if self._may_commit and len(self._committed) > self._blocks_committed * self.runtime.tokens_per_block:
+        has_rest = len(self._committed) > self._blocks_committed * self.runtime.tokens_per_block
+        if self._may_commit and has_rest and not self._has_others_part:
             self._commit_block(self._blocks_committed, tuple(self._committed))
         self._may_commit = False
         for ordinal, group in sorted(self._waiting):
@@ -216,6 +245,22 @@ class Cache:
         pass
 
     drop_cached_token_attribution = drop_partial_block_cached_token_attribution = discard_pending_stats
+
+    def _copy_part(self) -> bool:
+        """Of its last block, which another has computed, so that it can be written."""
+        pages, pools = self._pages[-1], self.runtime.pools
+        try:
+            make_room(pools, [int(page is not None) for page in pages])
+        except OutOfPages:
+            return False
+        for group, theirs in enumerate(pages):
+            if theirs is not None:
+                mine = pages[group] = Page(pools[group].free.pop(), locks=1, holders=1)
+                pools[group].moves.append(("move", pools[group].window, theirs.slot, mine.slot))
+                pools[group].unlock(theirs)
+                pools[group].release(theirs)
+        self._has_others_part = False
+        return True
 
     def _waits_for_commit(self, ordinal: int, group: int) -> bool:
         """Nobody reads the page any more: it is only held."""
@@ -263,9 +308,10 @@ class Cache:
         last block may not be full; it is of no use where another begins with it."""
         runtime, pages, size = self.runtime, self._pages[ordinal], self.runtime.tokens_per_block
         block = runtime.tree.get((self._scope, tokens))
-        if len(tokens) % size and any(each.tokens[: len(tokens)] == tokens for each in self._siblings(tokens, ordinal)):
+        siblings = runtime.children(self._scope, tokens[: ordinal * size])
+        if len(tokens) % size and any(each.tokens[: len(tokens)] == tokens for each in siblings):
             return
-        for each in [] if block is not None else self._siblings(tokens, ordinal):
+        for each in [] if block is not None else siblings:
             if tokens[: len(each.tokens)] == each.tokens:
                 each.remove()
         if block is None:
@@ -286,12 +332,6 @@ class Cache:
         for group, page in enumerate(pages):
             if page is not None and stale[group].beg <= ordinal < stale[group].end:
                 self._drop(ordinal, group)
-
-    def _siblings(self, tokens: tuple[int, ...], ordinal: int) -> list[Block]:
-        parent = self.runtime.tree.get((self._scope, tokens[: ordinal * self.runtime.tokens_per_block]))
-        if parent is not None:
-            return list(parent.children)
-        return [each for each in self.runtime.tree.values() if each.parent is None and each.scope == self._scope]
 
     def _take(self, ordinal: int, taken: list[tuple[int, Page, Page]]) -> None:
         """In place of its own, which may leave the device to make room."""

@@ -55,11 +55,13 @@ def of_devices() -> Iterator[object]:
     yield from (SIMULATED, SIMULATED.pinned((2, 3), "uint8"), target, engine, stager, stager.stats())
     yield from (place_of_thread, stream_marks())
     copies = native.PoolCopies(target, table, stager, lambda: 0, Fuse("staged-offsets-v1"), lends=False)
+    by_tensor = native.PoolCopiesByTensor(lambda *_: copies)
     launch = native.OffsetLaunch(lambda *_: None, Fuse("staged-offsets-v2"))
     yield from (
         copies,
         copies[0, :1],
-        native.PoolCopiesByTensor(lambda *_: copies),
+        by_tensor,
+        native.CopyingCall(by_tensor, Fuse("staged-offsets-v1"), blocking=print, finish=print, finish_every=True),
         launch,
         native.DeviceTable(target, SIMULATED),
         SIMULATED.block_digests(target.address, 64, 2, 1, places=3, key=0),
@@ -137,6 +139,7 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.PinnedArray: "PinnedArray(shape=[2, 3], dtype='uint8')",
         native.PoolCopies: "PoolCopies(failed=False, has_taken=False)",
         native.PoolCopiesByTensor: "PoolCopiesByTensor(known=0)",
+        native.CopyingCall: "CopyingCall(finish_every=True)",
         native.PoolSelection: "PoolSelection(index=(0, slice(None, 1, None)))",
         native.OffsetLaunch: "OffsetLaunch(known=0)",
         native.DeviceTable: "DeviceTable(rows=2, blocks=4)",

@@ -35,6 +35,11 @@ def remedy(protection: str) -> str:
     return f"`{protection}`" if instead is None else instead.what
 
 
+def page_of(hazard: Hazard) -> str:
+    """The page's name in docs/hazards."""
+    return f"{table.room_of(hazard).replace('_', '-')}.md"
+
+
 def shown_by(hazard: Hazard) -> dict[GroundName, list[str]]:
     """The names under which the commands show it, by ground."""
     return {
@@ -57,7 +62,7 @@ def hazards_table() -> str:
 
 def _row(hazard: Hazard) -> str:
     fixes = ", ".join(map(remedy, hazard.symptoms))
-    return f"| [{hazard.id}]({table.page_of(hazard)}) | {hazard.what} | {fixes} | {' | '.join(_cells(hazard))} |"
+    return f"| [{hazard.id}]({page_of(hazard)}) | {hazard.what} | {fixes} | {' | '.join(_cells(hazard))} |"
 
 
 def _cells(hazard: Hazard) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.hazards.pages import INSTEAD, hazards_table, remedy, shown_by
+from tests.hazards.pages import COMMANDS, INSTEAD, hazards_table, page_of, remedy, shown_by
 from tests.overlay.upstream_double import ROOT
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import GROUNDS, Hazard
+from trtllm_kvfix.hazards.hazard import Hazard
 from trtllm_kvfix.plurals import listed
 from trtllm_kvfix.tools.reproduce import script_of
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
@@ -27,7 +27,7 @@ def test_every_room_is_in_the_table_and_has_the_number_of_its_hazard() -> None:
 @each_hazard
 def test_each_ground_carries_the_scenario_or_the_record_says_why_not(hazard: Hazard) -> None:
     shown = shown_by(hazard)
-    for ground in GROUNDS:
+    for ground in COMMANDS:
         reason = hazard.not_on.get(ground)
         assert bool(shown[ground]) is not bool(reason), f"{hazard.id} on {ground}: {shown[ground]}, not there: {reason}"
 
@@ -52,7 +52,7 @@ def test_a_scene_lacks_a_protection_that_the_engine_can_be_without(hazard: Hazar
 
 @each_hazard
 def test_each_hazard_has_its_page_its_script_and_its_rows_in_the_readme(hazard: Hazard) -> None:
-    page = table.page_of(hazard)
+    page = page_of(hazard)
     assert (PAGES / page).is_file(), f"docs/hazards/{page}: the page of {hazard.id}"
     assert script_of(hazard).startswith(f'"""{hazard.id}: ')
     assert f"hazards/{page}" in (ROOT / "mkdocs.yml").read_text(), f"mkdocs.yml does not list hazards/{page}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
+from trtllm_kvfix.offload.ledger import link_of, unlink
 from trtllm_kvfix.offload.patches import (
     ROOM_FOR_LOADS,
     V2_PLACE,
@@ -127,15 +128,17 @@ def test_nothing_is_asked_where_nobody_waits_to_start() -> None:
 
 
 def test_another_cache_is_not_its_business() -> None:
-    room, other = room_of(manager(0, loading=[1])), Impl(0)
-    kept = Choosers(room)
+    room, other, arguments = room_of(manager(0, loading=[1])), Impl(0), SimpleNamespace()
+    link_of(arguments).choosers = Choosers(room)
     seen: list[Any] = []
     scheduler = SimpleNamespace(kv_cache_manager=other)
     active = [parked(1, 4), Request(2, 5)]
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
     scheduler.kv_cache_manager = room.manager.impl
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
-    assert seen == [[1, 2], [1]] and kept.room is room
+    unlink(id(arguments))
+    choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
+    assert seen == [[1, 2], [1], [1, 2]]
 
 
 @dataclass

@@ -32,7 +32,8 @@ upstream = Upstream(may_import=True)
 statuses = Registry(ALL).probe(Settings(), upstream).fixes
 print(json.dumps([upstream.variant(), {each.id: each.answer.state.value for each in statuses}]))
 """
-NEAREST = {"N": "D"}  # the stand-in has no N; its probes answer as for D
+NEAREST = {"N": "D"}  # the stand-in has no N; its probes answer as for D, but for this fix, whose seams N's source has
+IN_N = {"connector-prefixes"}
 SHOWN = {"needed": "**needed**", "fixed-upstream": "fixed", "not-applicable": "-", "unknown": "unknown"}
 
 
@@ -130,13 +131,16 @@ def hits_table() -> str:
 
 
 def _hits(run: Run, manager: Manager) -> str:
-    variants = {NEAREST.get(name, name) for version in (run.first, run.last) for name in _variants(version)}
+    named = {name for version in (run.first, run.last) for name in _variants(version)}
+    variants = {NEAREST.get(name, name) for name in named}
     if manager == "V2" and all(probed(name)[1]["staged-offsets-v2"] == "not-applicable" for name in variants):
         return "not there"
     hits = {}
     for fix in sorted(ALL, key=lambda fix: fix.hazard):
         needed = fix.only_for in (None, manager) and any(probed(name)[1][fix.id] == "needed" for name in variants)
-        if needed and not has_upstreams(fix.id, run.last):
+        if fix.only_for == manager and fix.id in IN_N and "N" in named:
+            hits[fix.hazard] = f"{fix.hazard} with a connector"
+        elif needed and not has_upstreams(fix.id, run.last):
             hits[fix.hazard] = fix.hazard
         elif needed and fix.id == "computed-blocks" and variants & STORES_BY_POSITION:
             hits[fix.hazard] = "H8 with a connector"

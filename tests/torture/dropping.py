@@ -42,6 +42,7 @@ class Things:
         table = device.pinned(SHAPE, "int32")
         stager = OffsetStager(layout="v1", num_pools=1, rows_max=4, blocks_max=8, device=device)
         copies = PoolCopies(target, table.array, stager, lambda: stream, Fuse("staged-offsets-v1"), lends=True)
+        by_tensor, fuse = PoolCopiesByTensor(lambda *_: copies), Fuse("staged-offsets-v1")
         index = native.TierIndex(8, tokens_per_block=4)
         turns = Turns()
         with on_stream(device, stream):
@@ -62,7 +63,8 @@ class Things:
             "marks": marks,
             "lane": lane,
             "copies": copies,
-            "copies by tensor": PoolCopiesByTensor(lambda *_: copies),
+            "copies by tensor": by_tensor,
+            "call": native.CopyingCall(by_tensor, fuse, blocking=print, finish=print, finish_every=False),
             "selection": copies[0, :1],
             "launch": OffsetLaunch(lambda *_: stager, Fuse("staged-offsets-v2")),
             "stager": stager,

@@ -1,6 +1,7 @@
 """What scenarios on an installed TensorRT-LLM make of it, where they know which build it is."""
 
 import gc
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -85,3 +86,22 @@ class CountedRequests(Requests):
     def _free_blocks(self) -> int:
         """Cached ones among them: they may be given to anybody."""
         return int(self.cache.impl.get_kv_cache_stats().free_num_blocks)
+
+
+# A double of an executor, whose constructor wants a model.
+
+
+class Reached(Exception):
+    """A method of upstream's executor has begun."""
+
+
+class Executor:
+    """Goes through upstream's method up to the first attribute that is not given."""
+
+    def __init__(self, begun: Callable[[], None] = lambda: None, **given: Any) -> None:
+        self._begun = begun
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> Any:
+        self._begun()
+        raise Reached(name)

@@ -65,6 +65,9 @@ class Played(ABC):
     def call(self) -> None:
         """The operation under test, as the host would call it."""
 
+    def mark(self) -> None:  # noqa: B027  not every ground can look at work that is pending
+        """Note where the work of the call ends, for `waiting`."""
+
     @abstractmethod
     def disturb(self) -> None:
         """Act while the device is held: let the host go on, or a stream run ahead."""
@@ -72,6 +75,12 @@ class Played(ABC):
     def waiting(self) -> bool:
         """Whether the work that must wait does wait, while the device is held."""
         return True
+
+    def wait_held(self) -> None:  # noqa: B027  where nobody looks at single waits, `settle` does
+        """The stream goes on: wait for the work that was held, but not for work that waits for that in turn."""
+
+    def wait_free(self) -> None:  # noqa: B027  most have one stream
+        """Wait for what another stream does in the end."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -82,15 +91,29 @@ class Played(ABC):
         """Read the destinations back. Everything has settled."""
 
 
-def played(scenario: Played, held: AbstractContextManager[object]) -> tuple[Comparison, bool]:
-    """Play it once. Returns what arrived beside what is right, and whether what must wait did wait."""
+def played(
+    scenario: Played, held: AbstractContextManager[object], note: Callable[[str], object] = lambda _moment: None
+) -> tuple[Comparison, bool]:
+    """Play it once. Returns what arrived beside what is right, and whether what must wait did wait. `note` is told of
+    the moments, in their order."""
     scenario.prepare()
     scenario.settle()
     with held:
+        note("closed")
         scenario.lead_in()
+        note("call")
         scenario.call()
+        note("returned")
+        scenario.mark()
+        note("disturb")
         scenario.disturb()
+        note("disturbed")
         waited = scenario.waiting()
+        note("opened")
+    scenario.wait_held()
+    note("held_done")
+    scenario.wait_free()
+    note("done")
     scenario.settle()
     return scenario.compare(), waited
 
@@ -102,27 +125,29 @@ class Arm(Played):
     whatever was enqueued until the gate has been opened and `settle` has returned.
     """
 
+    lanes: tuple[Lane, ...] = (Lane("stream", "copy"),)  # the streams of this arm, for the timeline
+
     def __init__(self, device: Device, seed: int) -> None:
         self.device = device
         self.random = np.random.default_rng(seed)
         self.held = device.create_stream()
+        self._called = device.create_event()
 
-    @abstractmethod
-    def lanes(self) -> tuple[Lane, ...]:
-        """The streams of this arm, for the timeline."""
+    def mark(self) -> None:
+        self.device.record(self._called, self.held)
+
+    def waiting(self) -> bool:
+        return not self.device.done(self._called)
 
     def wait_held(self) -> None:
-        """The gate is open: wait for the work that was behind it, but not for work that waits for that in turn."""
         self.device.synchronize(self.held)
-
-    def wait_free(self) -> None:
-        """Wait for what another stream does in the end."""
 
     def settle(self) -> None:
         self.device.synchronize(self.held)
 
     def close(self) -> None:
         """Give back what the device does not free by itself. Everything has settled."""
+        self.device.destroy_event(self._called)
         self.device.destroy_stream(self.held)
 
 

@@ -4,7 +4,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,31 +24,8 @@ class NothingToShow(Exception):
     """This build lacks the feature that the scenario is about, so there is nothing to be right or wrong."""
 
 
-class Ground(Protocol):
-    def stream(self) -> Any:
-        """torch.cuda.Stream()"""
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """torch.cuda.stream(stream)"""
-
-    def on_device(self, shape: tuple[int, ...]) -> Any:
-        """torch.zeros(shape, dtype=torch.int32, device="cuda")"""
-
-    def pinned(self, shape: tuple[int, ...]) -> Any:
-        """torch.zeros(shape, dtype=torch.int32, pin_memory=True)"""
-
-    def lengths(self, values: list[int]) -> Any:
-        """torch.tensor(values, dtype=torch.int)"""
-
-    def read(self, target: Any, source: Any) -> None:
-        """target.copy_(source, non_blocking=True), which a graph may be captured of"""
-
-    def held(self, stream: Any) -> AbstractContextManager[None]:
-        """Hold the work that is enqueued inside until the block has ended."""
-
-
-class TorchGround:
-    """Raises Unavailable where torch is missing or finds no GPU."""
+class Ground:
+    """Torch's, on its current GPU. Raises Unavailable where torch is missing or finds none."""
 
     def __init__(self) -> None:
         try:
@@ -79,9 +56,11 @@ class TorchGround:
         return self._torch.tensor(values, dtype=self._torch.int)
 
     def read(self, target: Any, source: Any) -> None:
+        """A copy that a graph may be captured of."""
         target.copy_(source, non_blocking=True)
 
     def held(self, stream: Any) -> AbstractContextManager[None]:
+        """Hold the work that is enqueued inside until the block has ended."""
         return held(self._device, stream.cuda_stream)
 
 

@@ -8,9 +8,8 @@ if TYPE_CHECKING:
     from trtllm_kvfix.hazards.ground import Ground
     from trtllm_kvfix.overlay.upstream import Upstream
 
-GroundName = Literal["device", "installed", "engine"]
 # A device, simulated or a GPU (`verify`); the classes of an installed TensorRT-LLM (`selfcheck`); our engine (`demo`).
-GROUNDS: tuple[GroundName, ...] = ("device", "installed", "engine")
+GroundName = Literal["device", "installed", "engine"]
 
 
 @dataclass(frozen=True)

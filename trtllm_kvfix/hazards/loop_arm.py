@@ -48,7 +48,8 @@ class LoopArm(Arm):
                 raise TimeoutError(f"the next step neither ended nor waited for the device within {LIMIT_S:g} s")
 
     def waiting(self) -> bool:
-        return not self.next_waits or (self._next is not None and not self._next.done())
+        does_wait = self._next is not None and not self._next.done()
+        return super().waiting() and (does_wait or not self.next_waits)
 
     def wait_free(self) -> None:
         if self._next is not None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, Side
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Side
 from trtllm_kvfix.native import Device, DeviceArray, OffsetStager, PinnedArray
 
 POOLS, ROWS_MAX, PLANES, BLOCKS = SHAPE = (2, 24, 2, 64)
@@ -41,8 +41,6 @@ BuildShipper: TypeAlias = Callable[[Device], Shipper]
 class OffsetArm(Arm):
     """Ships to one destination, or to two where the next call is the disturbance; both keep the rows past the batch."""
 
-    work = "copy"
-
     def __init__(self, device: Device, seed: int, shipper: Shipper) -> None:
         super().__init__(device, seed)
         self.shipper = shipper
@@ -51,9 +49,6 @@ class OffsetArm(Arm):
         for destination in self.destinations:
             device.upload(destination, np.zeros(SHAPE, np.int32), self.held)
         self.expected = np.zeros((2, *SHAPE), np.int32)
-
-    def lanes(self) -> tuple[Lane, ...]:
-        return (Lane("stream", self.work),)
 
     def ship(self, rows: Rows, which: int) -> None:
         self.shipper.ship(self.table, rows, self.destinations[which], self.held)

@@ -15,15 +15,24 @@ ROWS_MAX = 8  # requests in a batch
 
 
 def manager(
-    cls: Any, stream: Any, *, blocks: int = 64, blocks_per_seq: int = 8, reuse: bool = False, **more: Any
+    cls: Any,
+    stream: Any,
+    *,
+    blocks: int = 64,
+    blocks_per_seq: int = 8,
+    reuse: bool = False,
+    window: int | None = None,
+    **more: Any,
 ) -> Any:
-    """A cache of two layers and one head. `stream` is what a forward step would run on."""
+    """A cache of two layers and one head. `stream` is what a forward step would run on, `window` the first layer's."""
+    max_seq_len = blocks_per_seq * TOKENS_PER_BLOCK
+    config = _config(blocks, reuse, None if window is None else [window, max_seq_len])
     options = {
         "num_layers": 2,
         "num_kv_heads": 1,
         "head_dim": 64,
         "tokens_per_block": TOKENS_PER_BLOCK,
-        "max_seq_len": blocks_per_seq * TOKENS_PER_BLOCK,
+        "max_seq_len": max_seq_len,
         "max_batch_size": ROWS_MAX,
         "mapping": mapping(),
         "dtype": import_module("tensorrt_llm.bindings").DataType.HALF,
@@ -31,15 +40,16 @@ def manager(
         "vocab_size": 1000,
         **more,
     }
-    return cls(_config(blocks, reuse), import_module(BATCH_MANAGER).CacheType.SELF, **accepted(cls, options))
+    return cls(config, import_module(BATCH_MANAGER).CacheType.SELF, **accepted(cls, options))
 
 
-def _config(blocks: int, reuse: bool) -> Any:
+def _config(blocks: int, reuse: bool, windows: list[int] | None) -> Any:
     config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConfig
     options = {
         "max_tokens": blocks * TOKENS_PER_BLOCK,
         "tokens_per_block": TOKENS_PER_BLOCK,
         "enable_block_reuse": reuse,
+        "max_attention_window": windows,
     }
     return config(**{name: value for name, value in options.items() if name in config.model_fields})
 
@@ -57,12 +67,12 @@ def accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str,
 
 
 class Requests:
-    """Requests of the V1 manager, and the steps that an executor takes with them."""
+    """Requests of a manager, V1 unless another kind is given, and the steps that an executor takes with them."""
 
-    def __init__(self, stream: Any, *, blocks: int, **more: Any) -> None:
+    def __init__(self, stream: Any, *, blocks: int, kind: Any = None, **more: Any) -> None:
         """A cache with reuse, and room for ten blocks of each."""
         resources = import_module(f"{PYEXECUTOR}.resource_manager")
-        kind = resources.KVCacheManager
+        kind = kind or resources.KVCacheManager
         self.cache = cache = manager(kind, stream, blocks=blocks, blocks_per_seq=10, reuse=True, **more)
         self.managers = resources.ResourceManager({resources.ResourceManagerType.KV_CACHE_MANAGER: cache})
         (dummy,) = cache.add_dummy_requests([0], [1], prepare_resource=False)

@@ -35,11 +35,6 @@ def room_of(hazard: Hazard) -> str:
     return ROOMS[HAZARDS.index(hazard)]
 
 
-def page_of(hazard: Hazard) -> str:
-    """The page's name in docs/hazards."""
-    return f"{room_of(hazard).replace('_', '-')}.md"
-
-
 def scenarios() -> tuple[Scenario, ...]:
     """The column of the installed classes."""
     return tuple(

@@ -113,7 +113,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         require_supported(llm_args)
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings = settings_module.load()
-        ranks = ranks_here(settings.agreement_timeout_s)
+        ranks, link = ranks_here(settings.agreement_timeout_s), link_of(llm_args)
         is_alone = getattr(llm_args, "enable_attention_dp", False)  # it has requests and a scheduler of its own
         self._args = llm_args
         self._copies: Any = None  # the stream that runs after upstream's own copies into blocks
@@ -122,12 +122,12 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         if settings.offload.remote.kind is not None:
             make_side = partial(import_module(f"{REMOTE}.worker").worker_of, llm_args)
         self.side = make_side(
-            settings.offload, link_of(llm_args), OneRank() if is_alone else ranks, HostTierMaker(settings.offload),
+            settings.offload, link, OneRank() if is_alone else ranks, HostTierMaker(settings.offload),
             at_start=ranks, saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
-        self.kept = KeptBlocks(self.side)
-        self.choosers = patches.Choosers(patches.room_here(), self.side.choosers)
+        link.kept = self.kept = KeptBlocks(self.side)
+        link.choosers = self.choosers = patches.Choosers(patches.room_here(), self.side.choosers)
         module = connector_module()
         if module is not None:
             replace_seams(module.__name__)

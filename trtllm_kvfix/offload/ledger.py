@@ -27,6 +27,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
 
 if TYPE_CHECKING:
+    from trtllm_kvfix.offload.patches import Choosers, KeptBlocks, WorkerSide
     from trtllm_kvfix.offload.remote.messages import Look, LookAnswer
 
 
@@ -485,7 +486,7 @@ class InUse:
 # State that both sides of the connector share within a process.
 #
 # Upstream makes the sides from the same arguments object, in two threads, and passes nothing from the worker side to
-# the scheduler side.
+# the scheduler side. What stands in upstream's place finds the connectors of this process here as well.
 
 
 class RemoteStore(Protocol):
@@ -551,6 +552,10 @@ class Link:
         self.load_not_awaited: Callable[[int], None] = lambda _: None  # request
         # To the worker side: what was decided of hits.
         self.report_hits: Callable[[list[dict[str, Any]]], None] = lambda _: None
+        # The worker side's, for calls of upstream's that come from elsewhere (`patches`).
+        self.side: WorkerSide | None = None
+        self.kept: KeptBlocks | None = None
+        self.choosers: Choosers | None = None
 
 
 _links: dict[int, tuple[Any, Link]] = {}  # by the id of the arguments, which are kept alive
@@ -561,6 +566,11 @@ def link_of(llm_args: Any) -> Link:
     with _lock:
         _, link = _links.setdefault(id(llm_args), (llm_args, Link()))
         return link
+
+
+def links() -> list[Link]:
+    """Those of all engines here. It takes no lock, which a child of fork() could find held: copying is one step."""
+    return [link for _, link in _links.copy().values()]
 
 
 def unlink(args_id: int) -> None:

@@ -7,11 +7,12 @@ requests are scheduled (`Chooser`) is asked there, too.
 When requests end and loads fail: a request that has ended keeps its blocks until no transfer uses them (`KeptBlocks`).
 A request whose load failed computes those tokens instead.
 
-When weights change: what was computed with the old ones is no prefix of anything any more (`watch`).
+When weights change: what was computed with the old ones is no prefix of anything any more (`noting`).
 """
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,10 +21,9 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.living import Living, weakly
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.ledger import Weights
+from trtllm_kvfix.offload.ledger import Weights, links
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
@@ -150,6 +150,14 @@ class Kept:
     manager: Callable[[], Any]  # None where the server is over, and its blocks with it
 
 
+def weakly(thing: Any) -> Callable[[], Any]:
+    """Returns what gives the thing, or None if nobody keeps it. A thing that takes no weak references is kept."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
+
+
 class Transferring(Protocol):
     """The methods of the worker side that this module calls."""
 
@@ -176,7 +184,6 @@ class KeptBlocks:
     def __init__(self, transfers: Transferring) -> None:
         self._transfers = transfers
         self._kept: dict[int, Kept] = {}
-        _keepers.add(self)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -280,9 +287,6 @@ class Freeing(NamedTuple):
     manager: Any = None
 
 
-_keepers: Living[KeptBlocks] = Living()
-
-
 def keeping_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     def free_resources(self: Any, request: Any) -> Any:
         answer = Freeing(stays=False)
@@ -323,7 +327,7 @@ def keepers_of(resource_manager: Any) -> list[KeptBlocks]:
         found = keeper(manager_with_connector(resource_manager).kv_connector_manager)
     except Exception:
         found = None
-    return _keepers.all() if found is None else [found]
+    return [link.kept for link in links() if link.kept is not None] if found is None else [found]
 
 
 def manager_with_connector(resource_manager: Any) -> Any:
@@ -565,7 +569,6 @@ class Choosers:
 
     def __init__(self, room: Room, others: Sequence[Chooser] = ()) -> None:
         self.room, self._others = room, others
-        _engines.add(self)
 
     def shown(self, manager: Any, active: Sequence[Any]) -> Sequence[Any]:
         """`manager`: what the asking scheduler knows, which of a KVCacheManager is the bound half."""
@@ -575,9 +578,6 @@ class Choosers:
             for chooser in self._others:
                 active = chooser.shown(active)
         return self.room.shown(active) if is_bound else active
-
-
-_engines: Living[Choosers] = Living()
 
 
 def room_here() -> Room:
@@ -607,8 +607,9 @@ def is_python(place: str, name: str) -> bool:
 
 def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
     def schedule_request(self: Any, active_requests: Any, *args: Any, **kwargs: Any) -> Any:
-        for choosers in _engines.all():
-            active_requests = choosers.shown(getattr(self, "kv_cache_manager", None), active_requests)
+        for link in links():
+            if link.choosers is not None:
+                active_requests = link.choosers.shown(getattr(self, "kv_cache_manager", None), active_requests)
         return original(self, active_requests, *args, **kwargs)
 
     return schedule_request
@@ -706,14 +707,6 @@ class WorkerSide(Protocol):
     def end_what_runs(self) -> None: ...
 
 
-_sides: Living[WorkerSide] = Living()
-
-
-def watch(side: WorkerSide) -> None:
-    """Note changes of its engine's weights from now on."""
-    _sides.add(side)
-
-
 def noting_replacements() -> list[Replacement]:
     """Have upstream say when weights change. Nobody calls an extension that was imported after the engine was made."""
     up = Upstream()
@@ -741,12 +734,13 @@ def noting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def sides_of(caller: Any) -> list[WorkerSide]:
     """Return the side of the caller's engine, or all sides if it cannot be found: forgetting too much harms nobody."""
+    sides = [link.side for link in links() if link.side is not None]
     try:
         connector = getattr(caller, "engine", caller).kv_connector_manager
         if connector is None:
             return []
         found = connector.worker.side
-        return [side for side in _sides.all() if side is found]
+        return [side for side in sides if side is found]
     except Exception as error:
         fuse.of(WEIGHTS).fault(error)
-        return _sides.all()
+        return sides

@@ -23,7 +23,7 @@ from trtllm_kvfix.offload.ledger import (
     StoreJob,
     Weights,
 )
-from trtllm_kvfix.offload.patches import OUTDATED, PARTIAL_COPIES, Chooser, guarded, watch
+from trtllm_kvfix.offload.patches import OUTDATED, PARTIAL_COPIES, Chooser, guarded
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import BlockLayout, LayoutMismatch, Transfers, pool_of, require_alike
 from trtllm_kvfix.offload_section import OffloadSettings
@@ -129,7 +129,7 @@ class OffloadWorker:
         self.carrier = carrier
         # Of the requests that upstream's scheduler sees:
         self.choosers: Sequence[Chooser] = () if carrier is None else (carrier.chooser,)
-        watch(self)
+        link.side = self
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
         """Register a cache without layer groups: one tensor for each pool."""

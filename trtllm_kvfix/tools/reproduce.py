@@ -15,7 +15,6 @@ from typing import TypeGuard
 
 import click
 
-from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.hazards import table
 from trtllm_kvfix.hazards.hazard import Hazard
@@ -27,7 +26,7 @@ IDS = tuple(hazard.id for hazard in table.HAZARDS)
 
 
 @click.command()
-@click.argument("which", metavar="[HAZARD]", required=False, shell_complete=usage.one_of(IDS))
+@click.argument("which", metavar="[HAZARD]", required=False, type=click.Choice(IDS, case_sensitive=False))
 @click.option("--script", is_flag=True, help="Print the script and run nothing.")
 def reproduce(which: str | None, script: bool) -> None:
     """Show a hazard on what is installed here, by a script of at most 160 lines that does not know this package.
@@ -44,7 +43,7 @@ def reproduce(which: str | None, script: bool) -> None:
         for hazard in table.HAZARDS:
             click.echo(f"{hazard.id}  {shown(hazard)}")
         return
-    hazard = _hazard(which)
+    hazard = table.HAZARDS[IDS.index(which)]
     if script:
         click.echo(script_of(hazard), nl=False)
         return
@@ -58,13 +57,6 @@ def shown(hazard: Hazard) -> str:
     """The first line of the script, without the hazard's name."""
     said = ast.get_docstring(ast.parse(script_of(hazard))) or ""
     return said.partition("\n")[0].removeprefix(f"{hazard.id}: ")
-
-
-def _hazard(name: str) -> Hazard:
-    for hazard in table.HAZARDS:
-        if hazard.id == name.upper():
-            return hazard
-    raise SettingsError(f"HAZARD is '{name}', which is not known; known are {', '.join(IDS)}")
 
 
 # ---- the script ----

@@ -110,10 +110,10 @@ def verdict(figures: Figures) -> bool:
         us = {arm: of[arm, measure, "us"] for arm in ARMS}
         added, limit = us["watched"] - us["plain"], LIMIT_LAUNCH_US
         if measure.startswith("copy"):
-            protects = (us["pages"] - us["flag"], of["watched", measure, "mprotect_twice_us"])
+            protects = (us["pages"] - us["flag"], of["plain", measure, "mprotect_twice_us"])
             limit = max(protects) + LIMIT_COPY_US
         elif measure.startswith("unwaited"):
-            limit = of["watched", measure, "mprotect_twice_us"] + LIMIT_BOOKS_US
+            limit = of["plain", measure, "mprotect_twice_us"] + LIMIT_BOOKS_US
         elif measure == "decode":
             limit = (LIMIT_STEP - 1) * us["plain"]
         bad |= added > limit
@@ -131,7 +131,7 @@ def verdict(figures: Figures) -> bool:
 def clean(folder: Path) -> None:
     (watched,) = read(folder)
     print(f"watched: {watched.numbers}, notes {watched.notes}")
-    if watched.races or watched.refused:
+    if watched.races or watched.refused or watched.notes != ["watching"]:
         raise RuntimeError(f"this is no clean program under watch: {watched}")
 
 

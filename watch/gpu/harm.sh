@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the programs of watch/harm on this machine's GPU, plain and watched in turns, each ten times, and half of them
-# with --hold. Four programs run at a time. It takes about two minutes:
+# with --hold. Four programs run at a time, since more wait for one another. It takes about eight minutes:
 #   watch/gpu/harm.sh RESULTS_DIR
 # Needs what cost.sh needs. Writes what was seen to harm.txt in RESULTS_DIR.
 set -eu

@@ -92,5 +92,5 @@ def test_a_fix_for_one_manager_alone_is_needed_where_that_one_may_run(tmp_path: 
     needless = {fix.id for fix in ALL if not v2.needs(fix)}
     assert needless == {"staged-offsets-v1", "computed-blocks", "batched-admission", "token-budget", "concurrent-pins"}
     v1 = of_default(upstream(tmp_path, config("= False")))
-    assert [fix.id for fix in ALL if not v1.needs(fix)] == ["staged-offsets-v2"]
+    assert [fix.id for fix in ALL if not v1.needs(fix)] == ["staged-offsets-v2", "connector-prefixes"]
     assert all(map(of_default(upstream(tmp_path, "")).needs, ALL))

@@ -43,6 +43,8 @@ WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
     "staged-offsets-v1": ("fixes.staged_offsets_v1.fix.staged_copy", called_as_upstream_does),
     "staged-offsets-v2": ("fixes.staged_offsets_v2.fix.StagedLaunch", called_as_upstream_does),
     "computed-blocks": ("fixes.computed_blocks.fix.ComputedBlocks.storing", as_it_was),
+    "connector-prefixes behind a match": ("fixes.connector_prefixes.fix.first_passed", nothing),
+    "connector-prefixes in a block": ("fixes.connector_prefixes.fix.WrittenPages.preparing", as_it_was),
     "batched-admission": ("fixes.batched_admission.fix.line_up", nothing),
     "token-budget": ("fixes.token_budget.fix.plan", planned_as_it_stands),
     "concurrent-pins": ("fixes.concurrent_pins.fix.Turns.guarded", as_it_was),

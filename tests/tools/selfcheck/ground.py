@@ -5,8 +5,10 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 
+from trtllm_kvfix.hazards.ground import Ground
 
-class StandInGround:
+
+class StandInGround(Ground):
     """Made where the stand-in is imported."""
 
     def __init__(self) -> None:

@@ -21,6 +21,8 @@ NOTHING_TO_SHOW = {
     "pins": "A B B2 D F",
     "inputs": "D F",
     "graph-tables": "A B B2 C",
+    "prefix-passes": "A B B2 C D",
+    "prefix-passes-part": "A B B2 C D",
     "listener": "A B B2 D",
 }
 
@@ -87,6 +89,8 @@ def fix_of(scenario: Scenario) -> Fix:
         ("staged-offsets-v2", "offsets-v2", "C"),
         ("staged-offsets-v2", "offsets-v2", "F"),
         ("computed-blocks", "chunks-shared", "B"),
+        ("connector-prefixes behind a match", "prefix-passes", "F"),
+        ("connector-prefixes in a block", "prefix-passes-part", "F"),
         ("batched-admission", "admission-order", "B2"),
         ("token-budget", "budget", "B2"),
         ("token-budget", "budget", "C"),

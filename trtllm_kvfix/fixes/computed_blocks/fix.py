@@ -10,21 +10,12 @@ the termination of requests, transfers. All of it runs in the executor's thread.
 Upstream has no call that releases without storing: the arguments are unnamed and refuse None. But it stores nothing of
 dummy requests, and the release itself checks that mark, which Python can write. So the fix sets the mark, calls, and
 restores it.
-
-V2 asks a connector about a request when it has allocated pages for a chunk of its prompt. An answer that is longer than
-a window moves the request past pages that nobody writes: no step computes them, and the connector is not told of them.
-The runtime keeps a page that a window has passed until its block is committed, and then offers it for reuse. With this
-fix the pages behind the request's own match go back first, and the chunk's are allocated with the prefix, as upstream
-does for a connector that reserves. Where the match ends inside a block that the window passes, the answer is refused:
-that block's page is written in part, and would be committed whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.reuse import cached_tokens
 from trtllm_kvfix.fixes.signatures import SELF, takes
@@ -38,7 +29,6 @@ from trtllm_kvfix.overlay.upstream import (
     BOUND_MANAGERS,
     LLM_REQUEST,
     RESOURCE_MANAGER,
-    V2_PLACES,
     Upstream,
 )
 
@@ -241,62 +231,6 @@ def _held_back(request: Any) -> None:
     flight.note(flight.HELD_BACK, getattr(request, "request_id", 0), request.context_remaining_length)
 
 
-# ---- V2: prefixes that a connector answers ----
-
-
-class FromItsMatch:
-    """A cache that gives back what is behind its own match before it grows. If it cannot grow, it is as it was."""
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
-
-    def resize(self, capacity: int, history_length: int) -> bool:
-        cache = self._cache
-        before = cache.capacity
-        if not cache.resize(cache.num_committed_tokens):
-            return False
-        if cache.resize(capacity, history_length):
-            return True
-        if not cache.resize(before):  # the pages were given back a moment ago, and nobody else allocates
-            raise KvfixError(f"a request cannot get back the pages for its {before} tokens")
-        return False
-
-
-def resizing(tried: Fuse, original: Callable[..., bool]) -> Callable[..., bool]:
-    """For `_resize_for_connector_prefix(request, cache, position, end)`. Upstream computes what is refused."""
-
-    def _resize_for_connector_prefix(manager: Any, request: Any, cache: Any, position: int, end: int) -> bool:
-        if tried.blown:
-            return False
-        try:
-            passed = first_passed(manager, cache, position)
-            is_partial = passed is not None and passed * manager.tokens_per_block < cache.num_committed_tokens
-        except Exception as error:
-            tried.fault(error)
-            return False
-        tried.in_a_row = 0
-        if is_partial:
-            return False
-        return original(manager, request, cache if passed is None else FromItsMatch(cache), position, end)
-
-    return _resize_for_connector_prefix
-
-
-def first_passed(manager: Any, cache: Any, position: int) -> int | None:
-    """The first block that is not whole in the request's match, and that a window has passed at this position.
-
-    Upstream asks about requests of which nothing has been computed. Of others no page may go back, so there is none.
-    """
-    if cache.history_length != cache.num_committed_tokens:
-        return None
-    not_whole = cache.num_committed_tokens // manager.tokens_per_block
-    stale = [manager._stale_block_range(group, position) for group in range(len(manager.impl.layer_grouping))]
-    return min((max(begin, not_whole) for begin, end in stale if max(begin, not_whole) < end), default=None)
-
-
 # ---- when it is needed, and what it replaces ----
 
 ID = "computed-blocks"
@@ -306,8 +240,6 @@ READ = ("context_remaining_length", "context_current_position", "is_dummy_reques
 # Where blocks are stored by position, a connector's load is all that a position may be ahead of.
 CALLED_BY_POSITION = {"remove_sequence": 3}
 READ_BY_POSITION = ("context_remaining_length", "is_first_context_chunk", "is_dummy_request")
-
-ANSWERED, STALE = "KVCacheManagerV2._resize_for_connector_prefix", "KVCacheManagerV2._stale_block_range"
 
 
 def probe(up: Upstream) -> Answer:
@@ -361,16 +293,6 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return [Replacement(Seam(BINDINGS, f"{owner}.{name}"), made[name]) for owner, name in _methods(up)]
 
 
-def late_replacements(up: Upstream) -> Sequence[Replacement]:
-    """Those of V2, whose module a program may do without. None where upstream's methods are not there, or are not
-    called as they are known to be."""
-    module = up.v2_module
-    resize, stale = up.attribute(module, ANSWERED), up.attribute(module, STALE)
-    if module is None or not (takes(up, resize, *[SELF] * 5) and takes(up, stale, *[SELF] * 3)):
-        return ()
-    return [Replacement(Seam(module.__name__, ANSWERED), partial(resizing, fuse.of(ID)))]
-
-
 def holds_for(up: Upstream, impl: Any) -> bool:
     """Whether a request of this manager may be cut short, so that only computed blocks are offered for reuse."""
     if stores_by_position(up) or probe(up).state is not State.NEEDED:
@@ -393,7 +315,6 @@ def _methods(up: Upstream) -> Iterator[tuple[str, str]]:
 def self_test() -> None:
     blocks = ComputedBlocks(fuse.Fuse(ID))
     h8.self_test(blocks.storing, blocks.releasing)
-    h8.self_test_of_answers(partial(resizing, fuse.Fuse(ID)))
 
 
 FIX = Fix(
@@ -401,12 +322,10 @@ FIX = Fix(
     hazard="H8",
     title="Blocks are offered for reuse when they have been computed, and not before",
     upstream=("T#12673",),
-    only_for="V1",  # but for `resizing`, which matters to few servers with V2
+    only_for="V1",
     triggers=(BINDINGS, RESOURCE_MANAGER, LLM_REQUEST),
     probe=probe,
     replacements=replacements,
     self_test=self_test,
     expected=in_variants(needed="A B B2 C D F"),
-    late=V2_PLACES,
-    late_replacements=late_replacements,
 )

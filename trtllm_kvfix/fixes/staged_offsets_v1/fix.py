@@ -21,7 +21,7 @@ from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import BlockingDestination, ObservedDestination, StagedDestination
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as h1
-from trtllm_kvfix.native import PoolCopiesByTensor
+from trtllm_kvfix.native import CopyingCall, PoolCopiesByTensor
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
@@ -42,20 +42,23 @@ def staged_copy(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[
 
     Only this method fills the table, so the table is lent to the copy until the method is called again.
     """
-    tried, reads_back = fuse.of(ID), stagers.read_back is not None
+    tried = fuse.of(ID)
+
+    def blocking(raise_failure: Callable[[], None] | None, tensor: Any, table: Any) -> BlockingDestination:
+        if raise_failure is not None:
+            try:
+                raise_failure()
+            except Exception as error:
+                tried.fault(error)
+        _take_back(stagers, table)
+        return BlockingDestination(tensor)
+
+    staged = CopyingCall(
+        known, tried, blocking=blocking, finish=_finish_call, finish_every=stagers.read_back is not None
+    )
 
     def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        destination = _begun(known, dst_tensor, getattr(self, TABLE, None), tried)
-        if destination is None:
-            _take_back(stagers, self)
-            return original(self, BlockingDestination(dst_tensor), *args, **kwargs)
-        try:
-            result = original(self, destination, *args, **kwargs)
-            if destination.has_taken or reads_back:
-                _finish_call(destination)
-            return result
-        finally:
-            destination.end()
+        return staged(original, self, dst_tensor, getattr(self, TABLE, None), args, kwargs)
 
     return copy_batch_block_offsets
 
@@ -112,11 +115,11 @@ def _finish_call(destination: StagedDestination) -> None:
     destination.read_back()
 
 
-def _take_back(stagers: Stagers, owner: Any) -> None:
+def _take_back(stagers: Stagers, table: Any) -> None:
     """The table is about to be filled without us, so no copy may still read what an earlier call has lent. A kernel on
     the stream of that call follows each such copy."""
     try:
-        stagers.settle(getattr(owner, TABLE, None))
+        stagers.settle(table)
     except Exception:
         finish()
 

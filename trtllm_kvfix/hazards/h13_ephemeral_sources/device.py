@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, Lane, NotShown, Side
+from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, NotShown, Side
 from trtllm_kvfix.hazards.ground import held, let_go_in_time
 from trtllm_kvfix.hazards.h13_ephemeral_sources import batch_copy
 from trtllm_kvfix.native import Device
@@ -30,9 +30,6 @@ class Rewritten(Arm):
         self.arrived = device.empty(self.source.shape, "uint32")
         self._driver: Any = batch_copy.open_driver()
         self._overlap = overlap
-
-    def lanes(self) -> tuple[Lane, ...]:
-        return (Lane("stream", "copy"),)
 
     def prepare(self) -> None:
         self.meant, self.later = self.random.integers(1, 1 << 32, (2, *self.source.shape), np.uint32)

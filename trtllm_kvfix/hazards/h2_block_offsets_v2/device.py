@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trtllm_kvfix.hazards.case import ControlKind
+from trtllm_kvfix.hazards.case import ControlKind, Lane
 from trtllm_kvfix.hazards.offsets import (
     BAD_PAGE,
     BLOCKS,
@@ -63,7 +63,7 @@ def kernel_output(pages: Table) -> Table:
 class PageTable(OffsetArm):
     """Every live request owns a row of the table, which the cache writes; a batch is a list of rows."""
 
-    work = "gather kernel"
+    lanes = (Lane("stream", "gather kernel"),)
 
     def prepare(self) -> None:
         self.table.array[:, :, 0] = self.pages(ROWS_MAX)

@@ -4,8 +4,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from trtllm_kvfix.hazards.build import CountedRequests
-from trtllm_kvfix.hazards.executors import Executor, Reached
+from trtllm_kvfix.hazards.build import CountedRequests, Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, Requests

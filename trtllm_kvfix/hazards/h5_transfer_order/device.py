@@ -217,11 +217,9 @@ class TransferArm(Arm):
         self.unrelated = device.pinned(SHAPE, "uint32")
         self.compute, copy = (self.free, self.held) if race.transfer_first else (self.held, self.free)
         self.mover = build(Streams(device, self.compute, copy, self.blocks))
-
-    def lanes(self) -> tuple[Lane, ...]:
-        both = ("compute stream", self.race.work.value), ("copy stream", self.race.transfer)
-        held, free = reversed(both) if self.race.transfer_first else both
-        return Lane(*held), Lane(*free, early=not self.mover.ordered)
+        both = ("compute stream", race.work.value), ("copy stream", race.transfer)
+        held, free = reversed(both) if race.transfer_first else both
+        self.lanes = Lane(*held), Lane(*free, early=not self.mover.ordered)
 
     def draw(self) -> NDArray[np.uint32]:
         return self.random.integers(1, 1 << 32, SHAPE, np.uint32)
@@ -263,7 +261,7 @@ class TransferArm(Arm):
             self.device.fill_words(self.blocks.address, BLOCKS * BLOCK_WORDS, self.written, self.compute)
 
     def waiting(self) -> bool:
-        return not self.mover.ordered or not (self.device.done(self.followed) and self.mover.over())
+        return super().waiting() and not (self.mover.ordered and self.device.done(self.followed) and self.mover.over())
 
     def wait_held(self) -> None:
         self.device.wait(self.held_done)

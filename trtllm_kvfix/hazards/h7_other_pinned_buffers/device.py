@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trtllm_kvfix.hazards.case import Lane
 from trtllm_kvfix.hazards.loop_arm import LoopArm
 from trtllm_kvfix.hazards.simulated import trial
 from trtllm_kvfix.native import Device
@@ -24,9 +23,6 @@ class Loop(LoopArm):
     def __init__(self, fence: FenceUnderTest, device: Device, seed: int) -> None:
         super().__init__(device, seed, (WORDS,))
         self._prepare, self._schedule = fence.recording(self._copy), fence.waiting(self._write)
-
-    def lanes(self) -> tuple[Lane, ...]:
-        return Lane("stream", "copy"), Lane("next step", "writes the buffer")
 
     def call(self) -> None:
         self.in_loop(lambda: self._prepare("engine"))  # one thread for both: a fence may keep its marks by thread

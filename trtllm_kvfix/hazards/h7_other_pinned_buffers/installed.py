@@ -5,9 +5,17 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from trtllm_kvfix.hazards.build import FIRST, LENGTH, SECOND, metadata, played_behind_a_held_stream, with_two_batches
+from trtllm_kvfix.hazards.build import (
+    FIRST,
+    LENGTH,
+    SECOND,
+    Executor,
+    Reached,
+    metadata,
+    played_behind_a_held_stream,
+    with_two_batches,
+)
 from trtllm_kvfix.hazards.case import Comparison, Played
-from trtllm_kvfix.hazards.executors import Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import mapping

@@ -7,6 +7,7 @@ HAZARD = Hazard(
     what="blocks that nobody computed are offered for reuse",
     symptoms={
         "computed-blocks": "wrong answers to prompts that share a prefix with a cancelled request",
+        "connector-prefixes": "the same with V2, sliding windows and a connector",
     },
     scene=Scene(
         "computed-blocks",

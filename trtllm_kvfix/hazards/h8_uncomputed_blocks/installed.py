@@ -1,9 +1,11 @@
-"""A prompt that is not computed to its end, and a request that shares it (H8)."""
+"""A prompt that is not computed to its end, or that a connector has brought, and a request that shares it (H8)."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from trtllm_kvfix.hazards.build import CountedRequests
-from trtllm_kvfix.hazards.ground import Ground
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, Requests
 from trtllm_kvfix.overlay.upstream import Upstream
@@ -33,4 +35,75 @@ def shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
     return requests.released()
 
 
-SCENARIOS = (Scenario("chunks-shared", "computed-blocks", shares_a_prompt, may_be_right=True),)
+class _Answering:
+    """In the place of V2's connector manager: it answers with a prefix as long as it was told to, and loads nothing."""
+
+    prefix_reservations_enabled = False
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}  # of the prefixes, by request
+        self.used: dict[int, int] = {}  # tokens of the answer
+
+    def query_num_new_matched_tokens(self, request: Any, begin: int) -> tuple[int, bool]:
+        return max(0, self.ends.get(request.py_request_id, 0) - begin), False
+
+    def commit_new_matched_tokens(self, request: Any, tokens: int, is_async: bool) -> None:  # noqa: ARG002  upstream's
+        self.used[request.py_request_id] = tokens
+
+    def should_add_sequence(self, request: Any) -> bool:  # noqa: ARG002  upstream's
+        return True
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """There is nothing to load, to save or to let go of."""
+
+    update_state_after_alloc = build_scheduler_output = reset_request_state = _nothing
+    release_unstarted_prefix_loads = release_prefix_reservation = has_pending_load = get_prefix_reservation = _nothing
+
+
+class _Served(Requests):
+    """Requests of V2, whose first layer has a window of two blocks."""
+
+    def __init__(self, ground: Ground, up: Upstream) -> None:
+        kind = up.attribute(up.v2_module, "KVCacheManagerV2")
+        if not hasattr(kind, "_resize_for_connector_prefix"):
+            raise NothingToShow("no connector answers KVCacheManagerV2 with a prefix")
+        super().__init__(ground.stream(), blocks=64, kind=kind, window=WINDOW)
+        self.cache.kv_connector_manager = self.connector = _Answering()
+
+    def computed(self, request_id: int, prompt: Sequence[int], prefix: int = 0) -> int:
+        """Computes a prompt in one chunk, behind a prefix that the connector has, and ends the request. Returns what
+        was reused."""
+        request = self.make(request_id, prompt)
+        self.connector.ends[request_id] = prefix
+        if not (self.cache.prepare_context(request) and self.cache.resize_context(request, len(prompt))):
+            raise Unavailable("the cache has no room for a request")
+        reused = int(self.cache.kv_cache_map[request_id].num_committed_tokens)
+        request.context_chunk_size = request.context_remaining_length
+        batch = self.admit([request])
+        request.move_to_next_context_chunk()
+        self.cache.update_context_resources(batch)
+        self.finish(request)
+        return reused
+
+
+WINDOW, PREFIX = 2 * TOKENS_PER_BLOCK, 7 * TOKENS_PER_BLOCK
+
+
+def passes_what_nobody_wrote(begun: int, ground: Ground, up: Upstream) -> str | None:
+    """A connector brings more than a window of a prompt, of which `begun` tokens are in the cache. Another prompt
+    shares its first two blocks: what the window has passed there was neither computed nor loaded."""
+    served = _Served(ground, up)
+    if begun:
+        served.computed(1, [*PROMPT[:begun], *range(begun)])
+    served.computed(2, PROMPT, PREFIX)
+    if not served.connector.used[2]:
+        return "the connector's prefix was not used"
+    reused = served.computed(3, [*PROMPT[:WINDOW], 1])
+    return f"{reused} tokens were reused, of which {begun} had been written" if reused > begun else None
+
+
+SCENARIOS = (
+    Scenario("chunks-shared", "computed-blocks", shares_a_prompt, may_be_right=True),
+    Scenario("prefix-passes", "connector-prefixes", partial(passes_what_nobody_wrote, 0)),
+    Scenario("prefix-passes-part", "connector-prefixes", partial(passes_what_nobody_wrote, 3 * TOKENS_PER_BLOCK // 2)),
+)

@@ -75,21 +75,41 @@ def _passed(position: int) -> int:
     return max(0, position + 1 - WINDOW) // BLOCK
 
 
+@dataclass
+class _MatchingRequest:
+    matched: int
+    prompt_len: int
+
+
 class _AnsweredManager:
     """Has pages for a chunk when it asks a connector, as upstream's V2."""
 
     tokens_per_block = BLOCK
     impl = SimpleNamespace(layer_grouping=[[0]])
+    kv_connector_manager = object()
+
+    def _connector_may_serve(self, _request: _MatchingRequest) -> bool:
+        return True
+
+    def probe_context_reuse(self, request: _MatchingRequest) -> int:
+        return request.matched
 
     def _stale_block_range(self, _group: int, history_length: int) -> tuple[int, int]:
         return 0, _passed(history_length)
+
+    def prepare(self, request: _MatchingRequest, limit: int | None) -> int:
+        return request.matched if limit is None else min(limit, request.matched)
 
     def resize(self, _request: None, cache: _SlidingCache, position: int, end: int) -> bool:
         return cache.resize(max(cache.capacity, end), position)
 
 
-def self_test_of_answers(resizing: Around) -> None:
-    manager, resize = _AnsweredManager(), resizing(_AnsweredManager.resize)
+def self_test_of_prefixes(preparing: Around, resizing: Around) -> None:
+    manager, prepare = _AnsweredManager(), preparing(_AnsweredManager.prepare)
+    for matched, prompt_len, kept in ((4, 28, 4), (6, 28, 4), (6, 10, 6)):
+        found = prepare(manager, _MatchingRequest(matched, prompt_len), None)
+        require(found == kept, "a match was cut, or kept, wrongly")
+    resize = resizing(_AnsweredManager.resize)
     for matched, position, is_taken in ((0, 20, True), (4, 20, True), (4, 10, True), (6, 20, False)):
         cache = _SlidingCache(num_committed_tokens=matched)
         cache.resize(24)

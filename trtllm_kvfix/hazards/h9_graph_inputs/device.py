@@ -42,14 +42,12 @@ class Graph:
 class Steps(LoopArm):
     """Upstream: every step fills the table in place and replays the graph; nothing lies between two steps."""
 
+    lanes = Lane("stream", "replay"), Lane("next step", "fills the table", early=True)
     next_waits = False
 
     def __init__(self, device: Device, seed: int) -> None:
         super().__init__(device, seed, SHAPE)
         self.graph = Graph(device, self.table, self.seen)
-
-    def lanes(self) -> tuple[Lane, ...]:
-        return Lane("stream", "replay"), Lane("next step", "fills the table", early=not self.next_waits)
 
     def call(self) -> None:
         self.fill(0)
@@ -80,6 +78,7 @@ class ReplayProtection(Protocol):
 class FencedSteps(Steps):
     """The fix itself: an event behind each replay, and a table that is filled behind that event."""
 
+    lanes = Lane("stream", "replay"), Lane("next step", "fills the table")
     next_waits = True
 
     def __init__(self, build: Callable[[], ReplayProtection], device: Device, seed: int) -> None:

@@ -37,10 +37,6 @@ HEARD = ("H1", "H2", "H5", "H8")  # by a canary; what is computed from wrong inp
 class ChatOutcome(JsonModel):
     answers: list[AnswerRead]
     steps: int
-    preemptions: int
-    tokens_computed: int  # of prompts
-    tokens_reused: int
-    blocks_onboarded: int
     canary: CanaryReport | None = None
 
     @property

@@ -342,14 +342,9 @@ def _arm(config: EngineConfig, device: str, seed: int) -> ChatOutcome:
     try:
         answers = session.run()
         canary = session.engine.cache.canary
-        counts, stats = session.engine.scheduler.counts, session.engine.cache.core.get_kv_cache_stats().total
         return ChatOutcome(
             answers=answers,
             steps=session.engine.steps,
-            preemptions=counts.preemptions,
-            tokens_computed=counts.tokens_computed,
-            tokens_reused=stats.tokens_reused,
-            blocks_onboarded=stats.blocks_onboarded,
             canary=None if canary is None else canary.report(),
         )
     finally:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards import build, table
-from trtllm_kvfix.hazards.ground import Ground, NothingToShow, TorchGround, Unavailable
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.overlay import import_hook
 from trtllm_kvfix.overlay.fix import Fix, State
@@ -211,7 +211,7 @@ def _how(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
     return f"the process was ended by {signal.Signals(-code).name}" if code < 0 else f"the process exited with {code}"
 
 
-def main(arguments: Sequence[str], ground: Callable[[], Ground] = TorchGround) -> None:
+def main(arguments: Sequence[str], ground: Callable[[], Ground] = Ground) -> None:
     import_hook.remove()  # the fixes of this process would be in the arms that are to be without
     descriptor, *names = arguments
     with Connection(int(descriptor), readable=False) as report:

@@ -1,6 +1,5 @@
 """All cases, and how one is run: every iteration holds the device, overwrites the source, and lets go."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.fixes.graph_inputs.fix import ReplayFence
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, Side, played
 from trtllm_kvfix.hazards.ground import Watchdog, held
@@ -33,11 +32,6 @@ NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 
 def select(names: Sequence[str]) -> list[Case]:
     """The cases of these names, in the order of the catalogue; all of them where no name is given."""
-    for name in names:
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
-            raise SettingsError(f"--case is '{name}', which is not known; {hint}")
     return [case for case in CASES if not names or case.name in names]
 
 
@@ -53,17 +47,6 @@ class Iteration:
     timeline: Timeline
     pending: bool
     example: Example | None
-
-
-class Stopwatch:
-    """Notes moments, in microseconds since it was made."""
-
-    def __init__(self) -> None:
-        self._start = perf_counter_ns()
-        self.noted: dict[str, float] = {}
-
-    def note(self, moment: str) -> None:
-        self.noted[f"{moment}_us"] = (perf_counter_ns() - self._start) / 1000
 
 
 def run_case(device: Device, case: Case, iterations: int, seed: int, on_iteration: Callable[[], object]) -> CaseOutcome:
@@ -86,18 +69,16 @@ def run_case(device: Device, case: Case, iterations: int, seed: int, on_iteratio
 def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteration: Callable[[], object]) -> ArmOutcome:
     """All iterations of one arm. It has drained when this returns, so that nothing of it can touch the next one."""
     arm = side.build(device, seed)
-    event = device.create_event()
     done: list[Iteration] = []
     try:
         # Once with the gate open. A driver may load a kernel on its first use, and wait for every stream to do so.
         played(arm, nullcontext())
         with Watchdog(LOOK_S) as watchdog:
             for number in range(1, iterations + 1):
-                done.append(run_iteration(watchdog, arm, event, number))
+                done.append(run_iteration(watchdog, arm, number))
                 on_iteration()
     finally:
         arm.settle()
-        device.destroy_event(event)
         arm.close()
     return ArmOutcome(
         how=side.how,
@@ -107,40 +88,24 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
         corrupt=sum(one.example is not None for one in done),
         pending=sum(one.pending for one in done),
         call_us_median=median(one.timeline.returned_us - one.timeline.call_us for one in done),
-        lanes=list(arm.lanes()),
+        lanes=list(arm.lanes),
         timeline=typical(done),
         example=next((one.example for one in done if one.example is not None), None),
     )
 
 
-def run_iteration(watchdog: Watchdog, arm: Arm, event: int, number: int) -> Iteration:
-    device = arm.device
-    arm.prepare()
-    arm.settle()
-    with watchdog.holding(held(device, arm.held)):
-        clock = Stopwatch()
-        arm.lead_in()
-        clock.note("call")
-        arm.call()
-        clock.note("returned")
-        device.record(event, arm.held)
-        clock.note("disturb")
-        arm.disturb()
-        clock.note("disturbed")
-        pending = not device.done(event) and arm.waiting()
-        clock.note("opened")
+def run_iteration(watchdog: Watchdog, arm: Arm, number: int) -> Iteration:
+    at: dict[str, int] = {}
+    hold = watchdog.holding(held(arm.device, arm.held))
+    comparison, pending = played(arm, hold, lambda moment: at.update({moment: perf_counter_ns()}))
     if watchdog.too_late.is_set():
         raise StuckBehindGate(
             f"the host waited for a held stream for more than {LOOK_S:g} s; what it calls must return while the stream "
             "is pending. Usual cause: a ring without a free slot, or a driver that waits for every stream"
         )
-    arm.wait_held()
-    clock.note("held_done")
-    arm.wait_free()
-    clock.note("done")
-    arm.settle()
-    timeline = Timeline(iteration=number, **clock.noted)
-    return Iteration(timeline, pending, first_wrong(arm.compare(), number))
+    closed = at.pop("closed")
+    timeline = Timeline(iteration=number, **{f"{moment}_us": (ns - closed) / 1000 for moment, ns in at.items()})
+    return Iteration(timeline, pending, first_wrong(comparison, number))
 
 
 def typical(iterations: Sequence[Iteration]) -> Timeline:

@@ -33,7 +33,7 @@ from trtllm_kvfix.written import check_folder, write
     "names",
     multiple=True,
     metavar="NAME",
-    shell_complete=usage.one_of(NAMES),
+    type=click.Choice(NAMES),
     help=f"One of {', '.join(NAMES)}; repeatable.",
 )
 @click.option(

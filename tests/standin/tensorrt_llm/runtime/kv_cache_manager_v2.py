@@ -17,6 +17,7 @@ class KVCacheManager:
 
     def __init__(self, tokens_per_block: int, pages: int, *, enable_block_reuse: bool) -> None:
         self.tokens_per_block = tokens_per_block
+        self.layer_grouping = [[0], [1]]
         self.native = native.BlockManager(
             native.BlockManagerConfig(
                 tokens_per_block=tokens_per_block, blocks_primary=pages, block_reuse=enable_block_reuse
@@ -24,7 +25,23 @@ class KVCacheManager:
         )
 
     def create_kv_cache(self, cache_id: int, tokens: list[int], salt: int | None = None) -> "_KVCache":
+        """It has pages for its whole prompt. No block is matched in part."""
         return _KVCache(self, cache_id, tokens, salt)
+
+    def stale(self, group: int, history: int) -> tuple[int, int]:
+        """No window slides."""
+        del group, history
+        return 0, 0
+
+    def window_of(self, group: int) -> None:
+        del group
+
+    def free_blocks(self) -> int:
+        tier = self.native.get_kv_cache_stats().windows[0].primary
+        return int(tier.free + tier.cached)
+
+    def probe_reuse(self, tokens: list[int], salt: int | None) -> int:
+        return int(self.native.analyze_prefix_reuse(native.SequenceRequest(0, [*tokens, 0], salt=salt)).tokens)
 
     def pages_of(self, cache_id: int, pool: int = 0) -> list[int]:
         del pool  # both groups of layers have the same
@@ -44,6 +61,7 @@ class _KVCache:
         manager.native.complete(manager.native.take_transfers().ticket)
         self.num_committed_tokens = admission.tokens_reused
         self.capacity = len(tokens)
+        self.history_length = self.num_committed_tokens
         self.is_active = True
 
     def _set_base_page_index_buf(self, beam: int, pool: int, buffer: memoryview | None) -> None:
@@ -58,8 +76,9 @@ class _KVCache:
     else:
         set_page_index_buf = _set_base_page_index_buf  # renamed by #11334
 
-    def resize(self, capacity: int) -> bool:
+    def resize(self, capacity: int, history_length: int | None = None) -> bool:
         """Pages are written into the table at once, whatever the device still has to read there."""
+        self.history_length = self.history_length if history_length is None else history_length
         if capacity > self.capacity:
             self.manager.native.add_token(self.cache_id, capacity - self.capacity)
         elif capacity < self.capacity:

@@ -15,11 +15,12 @@ from ..v1.base import BaseResourceManager
 from ..variant import since
 from .connected import ConnectedV2
 from .per_layer import PerLayerBuffers
+from .served import ServedPrefixes
 
 NUM_POOLS = 2  # two groups of layers, in which a page has another weight
 
 
-class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
+class KVCacheManagerV2Common(ServedPrefixes, ConnectedV2, PerLayerBuffers, BaseResourceManager):
     add_dummy_requests = dummies.adder(dummies.add_v2)
 
     def __init__(
@@ -53,8 +54,15 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
         self.kv_connector_manager = kv_connector_manager
         self.num_pools = NUM_POOLS
         self._stream = tensors().stream() if execution_stream is None else execution_stream
-        self.impl = KVCacheManagerPy(
-            tokens_per_block, kv_cache_config.max_blocks, enable_block_reuse=kv_cache_config.enable_block_reuse
+        self.enable_block_reuse = kv_cache_config.enable_block_reuse
+        window = min(kv_cache_config.max_attention_window or [max_seq_len])
+        self._slides = since("F") and window < max_seq_len
+        self.impl = (
+            self._sliding(kv_cache_config, window)
+            if self._slides
+            else KVCacheManagerPy(
+                tokens_per_block, kv_cache_config.max_blocks, enable_block_reuse=kv_cache_config.enable_block_reuse
+            )
         )
         capacity = max_batch_size + 1  # and one for a dummy
         self.index_mapper = IndexMapper(capacity, max_beam_width)
@@ -74,6 +82,14 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
             self.index_scales.numpy()[:] = [2, 6]
             self.kv_offset.numpy()[:] = [1, 3]
 
+    def _sliding(self, config: Any, window: int) -> Any:
+        from .sliding import SlidingRuntime  # noqa: PLC0415  a server without windows needs nothing of the rig
+
+        shares_parts = config.enable_partial_reuse
+        return SlidingRuntime(
+            self.tokens_per_block, config.max_blocks, window, reuse=config.enable_block_reuse, shares_parts=shares_parts
+        )
+
     # Calls of the scheduler and the loop.
 
     def get_max_resource_count(self) -> int:
@@ -87,14 +103,27 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
 
     def prepare_context(self, request: Any) -> bool:
         """Gives the request a cache and a row, and the row its pages."""
-        tokens = request.get_tokens(0)[: request.prompt_len]
-        kv_cache = self.impl.create_kv_cache(request.py_request_id, tokens, request.cache_salt_id)
-        self.kv_cache_map[request.py_request_id] = kv_cache
-        self.index_mapper.add_new_sequence(request.py_request_id)
-        self._set_page_index_bufs(request.py_request_id)
-        if not self.is_draft:
-            self._settle_position(request, kv_cache.num_committed_tokens)
-        return True
+        reused = self.prepare_context_cache(request)
+        if reused is not None and not self.is_draft:
+            self._settle_position(request, reused)
+        return reused is not None
+
+    def prepare_context_cache(self, request: Any, reuse_limit: int | None = None) -> int | None:
+        """None where there is no room. The limit is one of the tokens that are matched, and late builds have it."""
+        known = self.kv_cache_map.get(request.py_request_id)
+        if known is None:
+            tokens = request.get_tokens(0)[: request.prompt_len]
+            known = self._created(request, tokens, tokens[: request.prompt_len - 1][:reuse_limit])
+        return None if known is None else int(known.num_committed_tokens)
+
+    def _created(self, request: Any, tokens: list[int], matching: list[int]) -> Any:
+        ours = {"matching": matching if self.enable_block_reuse else None} if self._slides else {}
+        kv_cache = self.impl.create_kv_cache(request.py_request_id, tokens, request.cache_salt_id, **ours)
+        if kv_cache is not None:
+            self.kv_cache_map[request.py_request_id] = kv_cache
+            self.index_mapper.add_new_sequence(request.py_request_id)
+            self._set_page_index_bufs(request.py_request_id)
+        return kv_cache
 
     def _settle_position(self, request: Any, reused: int) -> None:
         """A bound method came late. Before it V2 wrote position and chunk, and no prepopulated length (surface 4.4)."""
@@ -186,8 +215,7 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
     # Attributes that others read.
 
     def get_num_free_blocks(self) -> int:
-        tier = self.impl.native.get_kv_cache_stats().windows[0].primary
-        return int(tier.free + tier.cached)
+        return int(self.impl.free_blocks())
 
     def get_batch_cache_indices(self, request_ids: Sequence[int], layer_idx: int | None = None) -> list[list[int]]:
         del layer_idx

@@ -53,7 +53,7 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         if since("B"):
             self.execution_stream = tensors().stream() if execution_stream is None else execution_stream
         manager = self.kv_cache_manager
-        stores = getattr(manager, "enable_block_reuse", False) and not manager.is_vswa
+        stores = getattr(manager, "enable_block_reuse", False) and not getattr(manager, "is_vswa", True)  # not in V2
         self.async_transfer_manager = AsyncTransferManager(manager, should_store_blocks=stores)
         self.contents: Contents | None = None
         if kv_connector_manager is not None:

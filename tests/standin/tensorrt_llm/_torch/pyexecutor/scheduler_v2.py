@@ -70,7 +70,10 @@ class KVCacheV2Scheduler:
         if request.context_chunk_size > tokens_left and self.chunk_unit is not None:
             end = request.context_current_position + tokens_left
             request.context_chunk_size = max(0, end - end % self.chunk_unit - request.context_current_position)
-        return bool(0 < request.context_chunk_size <= tokens_left)
+        if not 0 < request.context_chunk_size <= tokens_left:
+            return False
+        grow = getattr(self.kv_cache_manager, "resize_context", None)  # elsewhere the prompt has its pages
+        return grow is None or bool(grow(request, request.context_chunk_size))
 
 
 def blocks_to_spare(manager: Any, running: list[Any]) -> int:
