@@ -14,13 +14,19 @@
 namespace kvfix::evict {
 namespace {
 
+bool newcomers_have_enough(const Window& window) {
+    return window.newcomers->leave_enough(window.host_only_queue.size());
+}
+
 bool may_push_out(const Window& window, const Block& evicted, const Block& victim) {
-    return !window.newcomers || evicted.asked_again || evicted.priority > victim.priority ||
-           window.newcomers->may_enter();
+    if (!window.newcomers || evicted.asked_again || evicted.priority > victim.priority) {
+        return true;
+    }
+    return window.newcomers->may_enter() && !(victim.asked_again && newcomers_have_enough(window));
 }
 
 // The one that goes from each of the two groups of blocks that are only in host, and which of these goes: one that need
-// not wait, else the lower priority, else a newcomer if there are too many.
+// not wait, else the lower priority, else a newcomer if they have enough.
 BlockIndex host_victim(Window& window) {
     const auto waits = [&](BlockIndex block) { return window.waits(block) && window.tree.has_children(block); };
     const BlockIndex known = window.host_only_queue.victim(waits);
@@ -35,7 +41,7 @@ BlockIndex host_victim(Window& window) {
     if (blocks[known].priority != blocks[newcomer].priority) {
         return blocks[known].priority < blocks[newcomer].priority ? known : newcomer;
     }
-    return window.newcomers->too_many(window.host_newcomer_queue.size()) ? newcomer : known;
+    return newcomers_have_enough(window) ? newcomer : known;
 }
 
 bool evict_host(State& state, Window& window, BlockIndex evicted) {

@@ -21,9 +21,10 @@ class Newcomers {
 
     // Whether a newcomer may push another block out.
     bool may_enter() const { return share_ >= kShareMin; }
-    // Whether so many newcomers are more than their share.
-    bool too_many(std::uint32_t newcomers) const {
-        return newcomers * std::uint64_t{kWhole} > std::uint64_t{share_} * slots_;
+    // Whether so many others leave newcomers their share, so that none of them has to go for one. Others are counted,
+    // since most newcomers may be on their way: a long prompt pushes more blocks out at once than a small tier holds.
+    bool leave_enough(std::uint32_t others) const {
+        return others * std::uint64_t{kWhole} <= std::uint64_t{kWhole - share_} * slots_;
     }
     std::uint32_t share() const { return share_; }  // in millionths of the tier
 

@@ -60,7 +60,7 @@ void refuse_newcomers(Manager& manager, const Tokens& known) {
 
 TEST(HostAdmission, TheShareOfNewcomersFollowsWhatComesBack) {
     Newcomers newcomers(64);  // of which it remembers four of each kind
-    EXPECT_TRUE(newcomers.may_enter() && !newcomers.too_many(6) && newcomers.too_many(7)) << "a tenth";
+    EXPECT_TRUE(newcomers.may_enter() && newcomers.leave_enough(57) && !newcomers.leave_enough(58)) << "a tenth";
     newcomers.note_gone(1, false);
     newcomers.note_gone(2, false);
     newcomers.note_gone(3, true);
@@ -73,11 +73,11 @@ TEST(HostAdmission, TheShareOfNewcomersFollowsWhatComesBack) {
     for (int i = 0; i < 1000; ++i) {
         newcomers.note_missed(3);
     }
-    EXPECT_TRUE(newcomers.share() == 0 && !newcomers.may_enter() && newcomers.too_many(1));
+    EXPECT_TRUE(newcomers.share() == 0 && !newcomers.may_enter() && newcomers.leave_enough(64));
     for (int i = 0; i < 11'000; ++i) {
         newcomers.note_missed(2);
     }
-    EXPECT_TRUE(newcomers.share() == 1'000'000 && !newcomers.too_many(64));
+    EXPECT_TRUE(newcomers.share() == 1'000'000 && newcomers.leave_enough(0) && !newcomers.leave_enough(1));
 }
 
 TEST(HostAdmission, NewcomersThatPushOutWhatComesBackAreDeclined) {
@@ -101,6 +101,16 @@ TEST(HostAdmission, ANewcomerPushesOutANewcomerAndNothingElse) {
     send_out(manager, 6, kZ);
     EXPECT_TRUE(cached(manager, kX) && !cached(manager, kY) && cached(manager, kZ)) << "kX has been there the longest";
     EXPECT_EQ(declined(manager), 0U);
+}
+
+TEST(HostAdmission, ALongPromptTakesNoMoreThanTheShareOfNewcomers) {
+    Manager manager(adaptive(6, 3));
+    manager.cache(1, kX);
+    ask_again(manager, 2, kX);
+    manager.flush_primary(3);
+    send_out(manager, 4, tokens(20, 5000));
+    EXPECT_TRUE(cached(manager, kX)) << "its first newcomers were still on their way when the others came";
+    EXPECT_EQ(declined(manager), 3U);
 }
 
 TEST(HostAdmission, WhatWasAskedForTwicePushesOutANewcomer) {

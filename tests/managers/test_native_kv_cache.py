@@ -267,15 +267,12 @@ def test_the_host_tier_takes_evicted_blocks_as_the_setting_says(monkeypatch: pyt
 
 def test_blocks_that_the_full_host_tier_declined_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "adaptive")
-    with bench("S", blocks_per_window={64: (16, 1)}) as b:
+    with bench("S", **WITH_HOST) as b:
         before = counters.read()["native_declined_blocks"]
-        declined = 0
-        for new in range(2, 4000, 2):  # one prompt comes back after each that pushes it out, until these are declined
-            b.served(new, range(20))
-            b.served(new + 1, range(100 * new, 100 * new + 60))
-            declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
-            if declined > 0:
-                break
+        for request_id in range(1, 40, 2):  # one prompt comes back, and others push it out
+            b.served(request_id, range(20))
+            b.served(request_id + 1, range(100 * request_id, 100 * request_id + 60))
+        declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
         assert declined > 0
         for _ in range(2):
             assert counters.read()["native_declined_blocks"] - before == declined

@@ -73,6 +73,8 @@ class Evictions {
     void evict_primary();
     bool adaptive() const { return manager_.config().host_admission == HostAdmission::adaptive; }
     template <class Alone>
+    bool newcomers_have_enough(Alone&& alone) const;
+    template <class Alone>
     BlockPtr host_victim(Alone&& alone) const;
     bool take_host_slot(const Block& evicted);
     void drop(const BlockPtr& block);

@@ -88,6 +88,13 @@ void Evictions::evict_primary() {
 }
 
 template <class Alone>
+bool Evictions::newcomers_have_enough(Alone&& alone) const {
+    const auto others = std::ranges::count_if(
+        tree_, [&](const auto& each) { return alone(*each.second) && each.second->asked_again; });
+    return newcomers_.leave_enough(static_cast<std::uint32_t>(others));
+}
+
+template <class Alone>
 Evictions::BlockPtr Evictions::host_victim(Alone&& alone) const {
     const auto since = [](const Block& block) { return block.host_since; };
     const auto first = [&](bool newcomer, bool leaf) {
@@ -110,9 +117,7 @@ Evictions::BlockPtr Evictions::host_victim(Alone&& alone) const {
         if (known->priority != newcomer->priority) {
             return known->priority < newcomer->priority ? known : newcomer;
         }
-        const auto newcomers = std::ranges::count_if(
-            tree_, [&](const auto& each) { return alone(*each.second) && !each.second->asked_again; });
-        return newcomers_.too_many(static_cast<std::uint32_t>(newcomers)) ? newcomer : known;
+        return newcomers_have_enough(alone) ? newcomer : known;
     }
     return nullptr;
 }
@@ -128,8 +133,11 @@ bool Evictions::take_host_slot(const Block& evicted) {
             ++host_free_;
         } else {
             const BlockPtr victim = host_victim(alone);
-            const bool may = !adaptive() || evicted.asked_again || newcomers_.may_enter();
-            if (victim != nullptr && (may || evicted.priority > victim->priority)) {
+            const auto may_enter = [&] {
+                return newcomers_.may_enter() && !(victim->asked_again && newcomers_have_enough(alone));
+            };
+            if (victim != nullptr &&
+                (!adaptive() || evicted.asked_again || evicted.priority > victim->priority || may_enter())) {
                 drop(victim);
             }
         }

@@ -45,9 +45,16 @@ def offload(state: State, window: Window, victim: Block) -> None:
     state.free(victim, "primary")
 
 
-def may_push_out(state: State, window: Window, evicted: Block, victim: Block) -> bool:
-    everybody = state.config.host_admission == "all" or window.newcomers.share >= 1_000_000 // 32
-    return everybody or evicted.asked_again or evicted.priority > victim.priority
+def may_push_out(state: State, window: Window, only: list[Block], evicted: Block, victim: Block) -> bool:
+    if state.config.host_admission == "all" or evicted.asked_again or evicted.priority > victim.priority:
+        return True
+    protected = victim.asked_again and newcomers_have_enough(window, only)
+    return window.newcomers.share >= 1_000_000 // 32 and not protected
+
+
+def newcomers_have_enough(window: Window, only: list[Block]) -> bool:
+    others = sum(b.asked_again for b in only)
+    return others * 1_000_000 <= (1_000_000 - window.newcomers.share) * window.newcomers.slots
 
 
 def host_victim(state: State, window: Window, only: list[Block]) -> Block:
@@ -57,9 +64,8 @@ def host_victim(state: State, window: Window, only: list[Block]) -> Block:
     lowest = [b for b in candidates if b.priority == min(c.priority for c in candidates)]
     newcomers = [b for b in lowest if not b.asked_again]
     if state.config.host_admission == "adaptive" and 0 < len(newcomers) < len(lowest):
-        count = sum(not b.asked_again for b in only)
-        too_many = count * 1_000_000 > window.newcomers.share * window.newcomers.slots
-        lowest = [b for b in lowest if b.asked_again is not too_many]
+        newcomer = newcomers_have_enough(window, only)
+        lowest = [b for b in lowest if b.asked_again is not newcomer]
     return min(lowest, key=lambda b: b.entered_at)
 
 
@@ -80,7 +86,7 @@ def make_host_room(state: State, window: Window, evicted: Block | None = None) -
     if not only:
         return False
     victim = host_victim(state, window, only)
-    if evicted is not None and not may_push_out(state, window, evicted, victim):
+    if evicted is not None and not may_push_out(state, window, only, evicted, victim):
         state.bump("blocks_declined")
         return False
     state.bump("blocks_dropped", len(list(victim.family())))
