@@ -269,9 +269,10 @@ def test_blocks_that_the_full_host_tier_declined_are_counted(monkeypatch: pytest
     monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "adaptive")
     with bench("S", **WITH_HOST) as b:
         before = counters.read()["native_declined_blocks"]
-        for request_id in range(1, 40, 2):  # one prompt comes back, and others push it out
-            b.served(request_id, range(20))
-            b.served(request_id + 1, range(100 * request_id, 100 * request_id + 60))
+        for request_id in range(1, 11):  # five prompts come back, and long ones push them out
+            b.served(request_id, range(100 * (request_id % 5), 100 * (request_id % 5) + 20))
+        for request_id in range(11, 40):
+            b.served(request_id, range(100 * request_id, 100 * request_id + 60))
         declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
         assert declined > 0
         for _ in range(2):

@@ -89,8 +89,8 @@ void Evictions::evict_primary() {
 
 template <class Alone>
 bool Evictions::newcomers_have_enough(Alone&& alone) const {
-    const auto others = std::ranges::count_if(
-        tree_, [&](const auto& each) { return alone(*each.second) && each.second->asked_again; });
+    const auto others =
+        std::ranges::count_if(tree_, [&](const auto& each) { return alone(*each.second) && each.second->asked_again; });
     return newcomers_.leave_enough(static_cast<std::uint32_t>(others));
 }
 
