@@ -560,6 +560,10 @@ void bind_pool_copies(nb::module_& m) {
         .def("__repr__", [](const PoolCopies& self) {
             return Repr("PoolCopies").add("failed", self.failed).add("has_taken", self.has_taken()).text();
         });
+}
+
+void bind_pool_calls(nb::module_& m) {
+    using namespace nb::literals;
     nb::class_<PoolCopiesByTensor>(m, "PoolCopiesByTensor",
                                    "What stands in the place of each device tensor, made once for it and a table. "
                                    "It keeps neither of them alive.")
@@ -596,6 +600,7 @@ void bind_offset_calls(nb::module_& m) {
     bind_device_table(m);
     bind_launch(m);
     bind_pool_copies(m);
+    bind_pool_calls(m);
 }
 
 }  // namespace kvfix::bindings

@@ -71,6 +71,11 @@ def no_host_tier(size: int, pages: int, _host_pages: int) -> OurLevels:
     return OurLevels(size, pages, 0)
 
 
+def parts_of_blocks(size: int, pages: int, _host_pages: int) -> OurLevels:
+    """A match may end inside a block, as it does upstream by default."""
+    return OurLevels(size, pages, 0, shares_parts=True)
+
+
 @dataclass
 class Running:
     key: int  # of its reservation, or its request

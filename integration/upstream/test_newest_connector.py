@@ -1,6 +1,6 @@
 """Upstream's newest loops, V2 manager and connector manager under the attack on V2 (tests/torture/v2_attack.py)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.torture.engines import SEED, needed
 from tests.torture.test_engines import faults
 from tests.torture.test_v2_attack import require_right
 from tests.torture.v2_attack import Way, attacked
+from tests.torture.v2_books import OurLevels
 
 CONNECTOR = source_in(Path(FOLDER) if FOLDER else None)
 pytestmark = pytest.mark.skipif(
@@ -36,7 +37,11 @@ pytestmark = pytest.mark.skipif(
 
 @contextmanager
 def newest(
-    way: Way, fixes: Sequence[str] = (), kind: type[ConnectedAttack] = ConnectedAttack, **options: Any
+    way: Way,
+    fixes: Sequence[str] = (),
+    kind: type[ConnectedAttack] = ConnectedAttack,
+    levels: Callable[[int, int, int], OurLevels] = no_host_tier,
+    **options: Any,
 ) -> Iterator[tuple[ConnectedAttack, list[str]]]:
     found: list[str] = []
     with (
@@ -44,7 +49,7 @@ def newest(
         newest_manager(MANAGER, connected=True),
         newest_connector(CONNECTOR),
         applied(fixes) as registry,
-        attacked(way, SEED, no_host_tier, kind, **options) as attack,
+        attacked(way, SEED, levels, kind, **options) as attack,
     ):
         assert isinstance(attack, ConnectedAttack)
         let_it_rebalance(attack)

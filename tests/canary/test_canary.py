@@ -4,6 +4,7 @@ import ctypes
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -229,6 +230,18 @@ def test_a_round_looks_at_each_slot_once_and_each_round_in_another_order() -> No
         rounds.add(slot)
     orders = [[slot for _ in range(14) for slot in rounds.draw(3, lambda _: KNOWN)[0]] for _ in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40)) and orders[0] != orders[1]
+
+
+def test_each_slot_is_drawn_again_however_many_come_meanwhile() -> None:
+    rounds = Rounds(random.Random(1))
+    for slot in range(40):
+        rounds.add(slot)
+    drawn: Counter[int] = Counter()
+    for step in range(75):  # of which three rounds take 14, 23 and 38
+        drawn.update(rounds.draw(3, lambda _: KNOWN)[0])
+        for number in range(2):
+            rounds.add(40 + 2 * step + number)
+    assert {drawn[slot] for slot in range(40)} == {3}
 
 
 def test_slots_that_are_not_wanted_any_more_leave_the_round_until_they_are_added_again() -> None:

@@ -200,7 +200,7 @@ class World:
                 one.begin = self.random.randrange(one.own_from, one.begin + 1)
                 self.done["again"] += 1
             drafts = self.random.choice([0, 0, 3, 6])
-            certain = one.begin + self.random.choice([1, 2, 5])
+            certain = one.begin + self.random.choice([1, 2, SIZE, 5])
             end = certain + drafts
             while len(one.slots) * SIZE < end:
                 is_cyclic = len(one.slots) > 3 and one.own_from == 0 and self.random.random() < 0.1
@@ -210,13 +210,24 @@ class World:
             if self.lookahead and one.begin:
                 self.write(one.slots, one.begin - 1, one.begin)
             self.write(one.slots, one.begin, end)
-            write = self.fills.Write(one.request, tuple(one.slots[one.begin // SIZE :]), one.begin, end, certain)
-            self.tell(self.books.written(write))
+            self.tell(self.heard(one, end, certain))
             one.begin = certain
             one.drafted = end
             if drafts and self.random.random() < 0.5:
                 del one.slots[-(-certain // SIZE) :]  # rewound across a block
                 self.done["rewound"] += 1
+
+    def heard(self, one: Live, end: int, certain: int) -> Any:
+        """All at once; or slots first, and then what was written and is kept, as beside another's manager."""
+        if end > certain or self.lookahead or self.random.random() < 0.5:
+            first = one.begin // SIZE
+            return self.books.written(self.fills.Write(one.request, tuple(one.slots[first:]), one.begin, end, certain))
+        known = self.books.slots_of(one.request)
+        same = next((n for n, (old, new) in enumerate(zip(known, one.slots, strict=False)) if old != new), len(known))
+        self.books.shrunk(one.request, min(same, len(one.slots)))
+        self.books.grown(one.request, one.slots[same:])
+        self.done["slots first"] += 1
+        return self.books.loaded(one.request, one.begin, certain)
 
     def relocate(self) -> None:
         """Accepted drafts are moved together between two steps: what is behind the certain positions may change."""

@@ -339,6 +339,22 @@ def test_with_drafts_one_is_asked_as_soon_as_it_can_have_filled_its_block() -> N
     assert [resting.due(step) for step in range(2, 5)] == [[], [0], []]
 
 
+def test_one_that_is_computed_again_in_the_step_in_which_it_is_due_begins_anew(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.manager.kv_cache_manager_py_config.cache_tiers.append("host")
+    request, other = served(server, 1, [3, 4], prompt=6), Request(2, 4)
+    monkeypatch.setattr(Request, "get_num_tokens", lambda self, _: self.prompt + 2)
+    server.step(request, rounds=2)
+    (resting,) = server.watched._resting._due.values()  # type: ignore[attr-defined]
+    assert resting == [1]
+    server.manager.kv_cache_map[1], server.manager.kv_cache_map[2] = Cache([5, 6]), Cache([7])
+    request.context_current_position = 0
+    server.step(request, other)
+    server.step(request, other)
+    assert server.watched.fault is None and server.watched._followed[1].request is request
+
+
 def got_and_given_back_between_two_steps(server: Server) -> Any:
     """Drafts are padded behind `prepare_resources`, and rejected before the next."""
     server.end(served(server, 1, [3, 4]))

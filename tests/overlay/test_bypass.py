@@ -8,6 +8,7 @@ import pytest
 
 from tests.overlay.upstream_double import EXECUTOR, python
 from tests.ports import free_ports
+from trtllm_kvfix.fix_ids import FIX_IDS
 
 # Starts an engine as upstream's server does, with the hook, and asks it what it says of itself.
 SERVE = f"""
@@ -44,7 +45,7 @@ def test_metrics_and_status_say_that_every_fix_is_off(small: Path) -> None:
     assert (said["args"], said["record"]) == (MODEL, ["upstream", "upstream"])
     assert 'trtllm_kvfix_enabled{rank="0"} 0.0' in said["page"]
     states = [line for line in said["page"].splitlines() if line.startswith("trtllm_kvfix_fix_info{")]
-    assert len(states) == 9 and all('state="off"' in line for line in states)
+    assert len(states) == len(FIX_IDS) and all('state="off"' in line for line in states)
     (entry,) = said["attested"]
     assert (entry["enabled"], set(entry["fixes"].values())) == (False, {"off"})
     assert error.count("rank 0 of 1 runs WITHOUT the fixes: they are switched off") == 1, "upstream starts twice"

@@ -94,4 +94,4 @@ def test_every_native_object_is_dropped_by_a_child() -> None:
 
 def test_every_fix_is_served_with() -> None:
     served = {fix for _, _, fix in SERVED_WITH}
-    assert set(FIX_IDS) - served == {"nixl-listener"}, "it has no object that lasts"
+    assert set(FIX_IDS) - served == {"nixl-listener", "connector-prefixes"}, "they have no object that lasts"

@@ -35,10 +35,10 @@ class Levels(Protocol):
 
 
 class OurLevels:
-    def __init__(self, tokens_per_block: int, pages: int, host_pages: int) -> None:
+    def __init__(self, tokens_per_block: int, pages: int, host_pages: int, *, shares_parts: bool = False) -> None:
         whole = Pool(0, pages, host_pages)
         sliding = Pool(1, pages, host_pages)  # the pools are named by their groups
-        self.runtime = Runtime(tokens_per_block, list(SLIDING), [whole, sliding])
+        self.runtime = Runtime(tokens_per_block, list(SLIDING), [whole, sliding], shares_parts=shares_parts)
         self.order: Order = AsEnqueued()
         self._given = 0
 

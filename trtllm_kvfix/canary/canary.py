@@ -10,6 +10,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import wraps
+from itertools import repeat
+from math import gcd
+from operator import attrgetter, mod
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 import numpy as np
@@ -33,6 +36,8 @@ STEPS_REMEMBERED = 1024  # with the requests that they wrote for
 WRITERS_MAX = 16  # named in a finding
 
 OBSERVES = "observes"
+
+digests_of = attrgetter("digests")
 
 Kind = Literal["changed", "unfilled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -82,44 +87,59 @@ class CanaryReport:
 class Rounds:
     """Rounds over slots, each in a new random order, so that nothing in step with one escapes for ever.
 
-    The order is drawn while a round goes, and slots come and go at any time: no step pays for all of them.
+    A slot that comes during a round waits for the next one. So a round ends, however many come, and each slot is drawn
+    again. An order is a stride through a list that the last round has left: no step pays for more than it draws.
     """
 
     def __init__(self, source: random.Random) -> None:
         self._random = source
-        self._slots: list[int] = []  # those in front of `_next` have been drawn in this round
-        self._next = 0
         self._known: set[int] = set()
+        self._slots: list[int] = []  # of this round
+        self._left = 0  # of them
+        self._place, self._stride = 0, 1
+        self._following: list[int] = []  # slots of the next round
 
     def add(self, slot: int) -> None:
         if slot not in self._known:
             self._known.add(slot)
-            self._slots.append(slot)
+            self._following.append(slot)
 
     def draw(self, count: int, fill_of: Callable[[int], Fill | None]) -> tuple[list[int], list[Fill]]:
         """The next slots of this round, fewer at its end, and what they hold. A slot whose digests are not known any
         more has to be added again."""
+        if not self._left:
+            self._begin_round()
         found: list[int] = []
         fills: list[Fill] = []
-        slots, draw = self._slots, self._random.random
-        first = self._next if self._next < len(slots) else 0
-        for _ in range(STALE_PER_SLOT_MAX * count):
-            if len(found) == count or first >= len(slots):
+        for _ in range(STALE_PER_SLOT_MAX):
+            wanted = min(count - len(found), self._left)
+            if not wanted:
                 break
-            place = first + int(draw() * (len(slots) - first))
-            slot = slots[place]
-            fill = fill_of(slot)
-            if fill is not None and fill.digests is not None:
-                slots[place], slots[first] = slots[first], slot
-                first += 1
-                found.append(slot)
-                fills.append(fill)
-            else:
-                slots[place] = slots[-1]
-                slots.pop()
-                self._known.discard(slot)
-        self._next = first
+            slots = self._next(wanted)
+            of_slots = list(map(fill_of, slots))
+            known = [fill for fill in of_slots if fill is not None and fill.digests is not None]
+            if len(known) < wanted:
+                pairs = list(zip(slots, of_slots, strict=True))
+                self._known.difference_update(slot for slot, fill in pairs if fill not in known)
+                slots = [slot for slot, fill in pairs if fill in known]
+            found += slots
+            fills += known
+        self._following += found
         return found, fills
+
+    def _next(self, count: int) -> list[int]:
+        slots, size, first = self._slots, len(self._slots), self._place
+        end = first + count * self._stride
+        self._place, self._left = end % size, self._left - count
+        return list(map(slots.__getitem__, map(mod, range(first, end, self._stride), repeat(size))))
+
+    def _begin_round(self) -> None:
+        self._slots, self._following = self._following, []
+        self._left = size = len(self._slots)
+        if size:
+            self._place, self._stride = self._random.randrange(size), self._random.randrange(1, size + 1)
+            while gcd(self._stride, size) != 1:  # or else it comes round before it has been everywhere
+                self._stride = self._random.randrange(1, size + 1)
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -230,19 +250,33 @@ class Canary:
         self.books.grown(request, slots)
 
     @guarded
-    def wrote(self, writes: Sequence[Write]) -> None:
-        """Steps that `step` was told of have written these positions as well."""
-        self._wrote(writes)
+    def wrote(self, writes: Iterable[tuple[int, int, int]]) -> None:
+        """Steps that `step` was told of have written these positions as well: of a request, from one to another. Its
+        slots are known, and the positions are kept for certain."""
+        self.went_on((*write, ()) for write in writes)
+
+    @guarded
+    def went_on(self, parts: Iterable[tuple[int, int, int, Sequence[int]]]) -> None:
+        """As `wrote`, and then each has got further blocks in these slots."""
+        loaded, grown = self.books.loaded, self.books.grown
+        looks: list[BlockLook] = []
+        for request, begin, end, slots in parts:
+            if end > begin:
+                looks += loaded(request, begin, end)
+            if slots:
+                grown(request, slots)
+        self._add(looks)
 
     @guarded
     def step(self, writes: Sequence[Write], writers: Sequence[int] = ()) -> None:
         """A step has been enqueued that writes these positions. `writers`: requests of which it has written others.
         They are kept as they are."""
-        self._report.steps += 1
+        self._report.steps = step = self._report.steps + 1
         all_writers = [*(write.request for write in writes), *writers] if writes else writers
-        self._writers.append((self._report.steps, all_writers))
+        self._writers.append((step, all_writers))
         self._read()
-        self._wrote(writes)
+        for write in writes:
+            self._add(self.books.written(write))
         self._left = self._extra
         due = self._due_ones()
         live = min(self._blocks_per_step, self._ring.free - len(due))
@@ -307,26 +341,23 @@ class Canary:
 
     # ---- looks ----
 
-    def _wrote(self, writes: Sequence[Write]) -> None:
-        for write in writes:
-            self._add(self.books.written(write))
-
     def _add(self, looks: Iterable[BlockLook]) -> None:
-        for look in looks:
-            if len(self._due) < DUE_MAX:
-                self._due.append(look)
-            else:
-                self._report.missed += 1
+        due = self._due
+        due.extend(looks)
+        while len(due) > DUE_MAX:
+            due.pop()
+            self._report.missed += 1
 
     def _due_ones(self) -> list[BlockLook]:
         looks: list[BlockLook] = []
-        while self._due and self._left and len(looks) < self._ring.free:
-            look = self._due.popleft()
-            if self.books.holds(look):
+        due, holds, room = self._due, self.books.holds, min(self._left, self._ring.free)
+        while due and len(looks) < room:
+            look = due.popleft()
+            if holds(look):
                 looks.append(look)
-                self._left -= 1
             else:
                 self._report.missed += 1
+        self._left -= len(looks)
         return looks
 
     def _send(self, looks: Looks) -> None:
@@ -339,7 +370,7 @@ class Canary:
             for look, digests in zip(due, found, strict=False):
                 self._take(look, digests, step)
             of_live = found[len(due) :]
-            if of_live == [fill.digests for fill in live_fills]:
+            if of_live == list(map(digests_of, live_fills)):
                 for fill in live_fills:
                     fill.changed, fill.right_at = False, step
                 self._compared["live"] += len(live_fills)

@@ -186,14 +186,20 @@ class FillBooks:
                 if slot not in (known, None):
                     self.primary[slot] = Fill(write.request)
             sequence.slots[first:] = write.slots
-        self._fill(write.request, sequence, max(0, write.begin - self._lookahead), write.end)
-        return self._completed(write.request, sequence, write.accepted)
+        begin = max(0, write.begin - self._lookahead)
+        return self._fill(write.request, sequence, begin, write.end, write.accepted)
 
     def loaded(self, request: int, begin: int, end: int) -> list[BlockLook]:
-        """A load that wrote these positions is over."""
-        sequence = self._live[request]
-        self._fill(request, sequence, begin, end)
-        return self._completed(request, sequence, end)
+        """A load that wrote these positions is over; or steps wrote them, and they are kept for certain."""
+        sequence, size = self._live[request], self._tokens_per_block
+        place = sequence.complete
+        if begin == place * size and end == begin + size:  # as those of an answer, one whole block after the other
+            slot = sequence.slots[place]
+            fill = self.primary.get(slot)
+            if fill is not None and fill.filler == request and not fill.complete:
+                fill.tokens, fill.complete, sequence.complete = size, True, place + 1
+                return [BlockLook(slot, fill, "filled")]
+        return self._fill(request, sequence, begin, end, end)
 
     def released(self, request: int) -> Iterator[BlockLook]:
         """The request has ended, or waits again. What it has filled stays until its slots are given away."""
@@ -205,30 +211,25 @@ class FillBooks:
             if fill is not None and fill.filler == request and fill.complete:
                 yield BlockLook(slot, fill, "freed")
 
-    def _fill(self, request: int, sequence: _Sequence, begin: int, end: int) -> None:
-        size = self._tokens_per_block
-        place, first = divmod(begin, size)
-        left = first + end - begin  # from the beginning of the block
-        sequence.complete = min(sequence.complete, place)
-        while left > 0:
-            slot = sequence.slots[place]
-            fill = self.primary.get(slot) or Fill(request)
-            # Or else nobody has written what stands before: this block will never be complete.
-            if slot != NOWHERE and fill.tokens >= first:
-                if fill.filler != request or fill.tokens > first:
-                    fill = Fill(request)
-                fill.tokens = min(size, left)
-                self.primary[slot] = fill
-            place, first, left = place + 1, 0, left - size
-
-    def _completed(self, request: int, sequence: _Sequence, kept: int) -> list[BlockLook]:
-        size = self._tokens_per_block
+    def _fill(self, request: int, sequence: _Sequence, begin: int, end: int, kept: int) -> list[BlockLook]:
+        """These positions were written, and those below `kept` are kept for certain."""
+        size, primary, slots = self._tokens_per_block, self.primary, sequence.slots
+        place_begin, complete = begin // size, kept // size
         looks: list[BlockLook] = []
-        for place in range(sequence.complete, kept // size):
-            slot = sequence.slots[place]
-            fill = self.primary.get(slot)
-            sequence.complete = place + 1
-            if fill is not None and fill.filler == request and fill.tokens == size and not fill.complete:
+        first_place = min(sequence.complete, place_begin)
+        sequence.complete = max(first_place, complete)
+        for place in range(first_place, -(-end // size)):
+            slot = slots[place]
+            fill = primary.get(slot) or Fill(request)
+            if place >= place_begin and slot != NOWHERE:
+                first = begin % size if place == place_begin else 0
+                # Or else nobody has written what stands before: this block will never be complete.
+                if fill.tokens >= first:
+                    if fill.filler != request or fill.tokens > first:
+                        fill = Fill(request)
+                    fill.tokens = min(size, end - place * size)
+                    primary[slot] = fill
+            if place < complete and fill.tokens == size and fill.filler == request and not fill.complete:
                 fill.complete = True
                 looks.append(BlockLook(slot, fill, "filled"))
         return looks

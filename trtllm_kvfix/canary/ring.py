@@ -52,13 +52,12 @@ class Ring:
     def send(self, looks: Looks, step: int) -> None:
         """Digest the blocks as they are behind what the stream has been given so far. There must be room."""
         due, live_slots, _ = looks
-        slots = [*[look.slot for look in due], *live_slots]
+        slots = [look.slot for look in due] + live_slots
         until_end = self.places - self._next
-        for part in (slots[:until_end], slots[until_end:]):
-            if part:
-                for digests in self._digests:
-                    digests.launch(self._next, part, self._stream)
-                self._next = (self._next + len(part)) % self.places
+        for part in (slots,) if len(slots) <= until_end else (slots[:until_end], slots[until_end:]):
+            for digests in self._digests:
+                digests.launch(self._next, part, self._stream)
+            self._next = (self._next + len(part)) % self.places
         self.free -= len(slots)
         mark = self._idle.pop() if self._idle else MovableMark(self._device, self._stream)
         mark.record()

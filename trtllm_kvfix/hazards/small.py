@@ -15,24 +15,16 @@ ROWS_MAX = 8  # requests in a batch
 
 
 def manager(
-    cls: Any,
-    stream: Any,
-    *,
-    blocks: int = 64,
-    blocks_per_seq: int = 8,
-    reuse: bool = False,
-    window: int | None = None,
-    **more: Any,
+    cls: Any, stream: Any, *, blocks: int = 64, blocks_per_seq: int = 8, reuse: bool = False, **more: Any
 ) -> Any:
-    """A cache of two layers and one head. `stream` is what a forward step would run on, `window` the first layer's."""
-    max_seq_len = blocks_per_seq * TOKENS_PER_BLOCK
-    config = _config(blocks, reuse, None if window is None else [window, max_seq_len])
+    """A cache of two layers and one head. `stream` is what a forward step would run on, `more` what a class or its
+    settings may take."""
     options = {
         "num_layers": 2,
         "num_kv_heads": 1,
         "head_dim": 64,
         "tokens_per_block": TOKENS_PER_BLOCK,
-        "max_seq_len": max_seq_len,
+        "max_seq_len": blocks_per_seq * TOKENS_PER_BLOCK,
         "max_batch_size": ROWS_MAX,
         "mapping": mapping(),
         "dtype": import_module("tensorrt_llm.bindings").DataType.HALF,
@@ -40,17 +32,13 @@ def manager(
         "vocab_size": 1000,
         **more,
     }
+    tokens = blocks * TOKENS_PER_BLOCK
+    config = _config(tokens_per_block=TOKENS_PER_BLOCK, max_tokens=tokens, enable_block_reuse=reuse, **more)
     return cls(config, import_module(BATCH_MANAGER).CacheType.SELF, **accepted(cls, options))
 
 
-def _config(blocks: int, reuse: bool, windows: list[int] | None) -> Any:
+def _config(**options: Any) -> Any:
     config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConfig
-    options = {
-        "max_tokens": blocks * TOKENS_PER_BLOCK,
-        "tokens_per_block": TOKENS_PER_BLOCK,
-        "enable_block_reuse": reuse,
-        "max_attention_window": windows,
-    }
     return config(**{name: value for name, value in options.items() if name in config.model_fields})
 
 

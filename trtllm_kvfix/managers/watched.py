@@ -141,7 +141,7 @@ class WatchedCache:
         if request_id in self._dummies:
             self._dummies.remove(request_id)
         elif (filled := self._filled_of(request_id)) > told:
-            self.canary.wrote([Write(request_id, None, told, filled, filled)])
+            self.canary.wrote([(request_id, told, filled)])
         with self._order:
             self.canary.released(request_id)
 

@@ -17,14 +17,14 @@ can have filled its block, a position in a step, and none is asked before.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter, gt
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from trtllm_kvfix.canary.canary import Canary, guarded
-from trtllm_kvfix.canary.fills import NOWHERE, Write
+from trtllm_kvfix.canary.fills import NOWHERE
 from trtllm_kvfix.canary.here import serving
 from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.log import described
@@ -39,7 +39,7 @@ ASKED_MAX = 32  # requests that have rested and are asked in one step, where the
 capacity_of, is_active = attrgetter("capacity"), attrgetter("is_active")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Followed:
     cache: Any  # upstream's; a request that is computed again gets another one
     told: int  # leading positions of which the canaries know that they are filled
@@ -82,20 +82,27 @@ class _RestingUntil(_Resting):
         self._due: dict[int, list[int]] = {}  # by step, and steps are the bounds
 
     def add(self, request_id: int, one: _Followed, end: int, step: int) -> None:
-        until = step + -(-(end + 1 - one.filled) // self._speed)
-        super().add(request_id, one, until, step)
-        self._due.setdefault(until, []).append(request_id)
+        until = step - (one.filled - end - 1) // self._speed
+        self.caches[request_id], self._bounds[request_id] = one.cache, until
+        if until in self._due:
+            self._due[until].append(request_id)
+        else:
+            self._due[until] = [request_id]
 
     def due(self, step: int) -> list[int]:
         """Some wait for the next step, where many began together."""
-        found = [each for each in self._due.pop(step, ()) if self._bounds.get(each) == step]
-        waiting = found[ASKED_MAX:]
-        if waiting:
-            self._bounds.update(dict.fromkeys(waiting, step + 1))
+        bounds = self._bounds
+        found = [each for each in self._due.pop(step, ()) if bounds.get(each) == step]
+        if len(found) > ASKED_MAX:
+            waiting = found[ASKED_MAX:]
+            bounds.update(dict.fromkeys(waiting, step + 1))
             self._due[step + 1] = waiting + self._due.get(step + 1, [])
-        return found[:ASKED_MAX]
+            del found[ASKED_MAX:]
+        return found
 
 
+# A request and its cache, the positions that it has written, from one to another, and blocks that it has got, the same.
+_Part: TypeAlias = tuple[int, Any, int, int, int, int]
 # Places at which a request has got other slots, with these, and the slots of further blocks.
 _Taken: TypeAlias = tuple[list[tuple[int, int]], list[int]]
 
@@ -137,11 +144,18 @@ class WatchedGroup:
             self._hold(further)
             self.canary.grown(request_id, further)
 
-    def grows(self, request_id: int, cache: Any, first: int, blocks: int) -> None:
-        """It has got blocks from the `first` on, behind all that are known, and those are as they were."""
-        slots = self._read(cache, first, blocks)
-        self._hold(slots)
-        self.canary.grown(request_id, slots)
+    def go_on(self, parts: Iterable[_Part]) -> None:
+        """What is known of the slots of these requests is right. They have got few, or none."""
+        told: list[tuple[int, int, int, Sequence[int]]] = []
+        got: list[int] = []
+        for request_id, cache, begin, end, first, blocks in parts:
+            slots: Sequence[int] = ()
+            if blocks > first:
+                slots = list(map(int, cache.get_base_page_indices(self._number)[first:blocks]))
+                got += slots
+            told.append((request_id, begin, end, slots))
+        self._hold(got)
+        self.canary.went_on(told)
 
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
@@ -211,8 +225,8 @@ class WatchedV2:
         self._caches: dict[int, Any] = {}  # upstream's, as they were when they were last heard
         self._new: dict[int, Any] = {}  # of them, those that have never been active
         self._resumed: set[int] = set()  # since their slots were last read
-        self._batch: list[Any] | None = None  # the last one, while all that is remembered of it is right
-        self._prompts = 0  # in it, at its head
+        # Prompts and answers of the last one, while all that is remembered of it is right.
+        self._batch: tuple[list[Any], list[Any]] | None = None
         self._present: set[int] = set()  # in it
         self._writers: list[int] = []  # in it
 
@@ -226,10 +240,10 @@ class WatchedV2:
     def begin_iteration(self, batch: Any) -> None:
         """The last step has been enqueued, and this batch has its slots."""
         self._step += 1
-        requests, prompts = [*batch.context_requests, *batch.generation_requests], len(batch.context_requests)
-        is_last = prompts == self._prompts and requests == self._batch  # batches are often the same for many steps
+        requests = batch.context_requests, batch.generation_requests
+        is_last = requests == self._batch  # batches are often the same for many steps
         if not is_last:
-            self._present = {each.py_request_id for each in requests}
+            self._present = {each.py_request_id for each in chain(*requests)}
             self._wake_absent()
         self._hear(is_last)
         with self._order:
@@ -238,7 +252,7 @@ class WatchedV2:
                 if group.canary.fault is not None:
                     raise RuntimeError(group.canary.fault)
         if self._batch is None or not is_last:
-            self._remember(requests, prompts)
+            self._remember(*requests)
 
     @guarded
     def resumed(self, request_id: int) -> None:
@@ -280,9 +294,9 @@ class WatchedV2:
         is_begun = one.filled > (blocks - 1) * self._size
         return blocks == one.blocks and committed == one.committed and is_begun and self._may_rest
 
-    def _remember(self, batch: list[Any], prompts: int) -> None:
-        self._batch, self._prompts, self._writers = batch, prompts, []
-        for each in batch:
+    def _remember(self, prompts: Sequence[Any], answers: Sequence[Any]) -> None:
+        self._batch, self._writers = (list(prompts), list(answers)), []
+        for each in chain(prompts, answers):
             if not each.is_dummy_request:
                 self._writers.append(each.py_request_id)
                 if each.py_request_id in self._followed:
@@ -291,14 +305,23 @@ class WatchedV2:
     def _hear(self, is_last: bool) -> None:
         """What was written first, by the slots in which it was; then who has let go of slots, and then who has got
         some. `is_last`: the batch is the last one, so nobody in it has got another cache."""
-        resumed = self._resumed
-        self._wake(resumed & self._resting.caches.keys())
-        grown = {request_id: self._followed[request_id] for request_id in self._resting.due(self._step)}
-        self._tell_writes(self._asked)
-        self._tell_writes(grown)
+        if self._resumed:
+            self._wake(self._resumed & self._resting.caches.keys())
+        due = self._resting.due(self._step)
+        if self._asked:
+            self._tell_writes(self._asked)
         if self._knows_all or not is_last or len(self._manager.kv_cache_map) != len(self._caches):
             self._compare_caches()
-        changed = []
+        if self._asked or self._new:
+            self._hear_of_slots()
+        self._resumed.clear()
+        if due:
+            self._go_on(due)
+        if self._asked:
+            self._lay_to_rest()
+
+    def _hear_of_slots(self) -> None:
+        resumed, changed = self._resumed, []
         coming = [request_id for request_id, cache in self._new.items() if cache.is_active]
         for request_id, one in self._asked.items():
             has_slots = one.cache.is_active
@@ -309,16 +332,11 @@ class WatchedV2:
                     coming.append(request_id)
                 elif taken := self._lets_go(request_id, one):
                     changed.append((request_id, taken))
-        resumed.clear()
         for request_id, taken in changed:
             for group, of_group in zip(self.groups, taken, strict=True):
                 group.takes(request_id, of_group, self._followed[request_id].committed // self._size)
         for request_id in coming:
             self._comes(request_id)
-        for request_id, one in grown.items():
-            if self._followed.get(request_id) is one:
-                self._grows(request_id, one)
-        self._lay_to_rest()
 
     def _wake(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
@@ -344,18 +362,30 @@ class WatchedV2:
         is_answer = one.filled > one.request.context_current_position
         return is_answer and end - self._size < one.filled and one.cache.capacity <= end
 
-    def _grows(self, request_id: int, one: _Followed) -> None:
-        """One that rests, and so has let go of nothing. It rests on where it has begun its last block."""
-        size = self._size
-        blocks = -(-one.cache.capacity // size)
-        if blocks > one.blocks and one.cache.is_active:
-            for group in self.groups:
-                group.grows(request_id, one.cache, one.blocks, blocks)
-            one.blocks = blocks
-        if blocks == one.blocks and one.filled > (blocks - 1) * size:
-            self._resting.add(request_id, one, blocks * size, self._step)
-        else:
-            self._wake([request_id])
+    def _go_on(self, due: list[int]) -> None:
+        """Those that have rested, and so have let go of nothing and committed nothing: nobody else has their blocks.
+        Each rests on where it has begun its last block."""
+        size, resting = self._size, self._resting
+        parts: list[_Part] = []
+        for request_id in due:
+            if request_id not in resting.caches:  # it has ended
+                continue
+            one = self._followed[request_id]
+            cache, begin, first = one.cache, one.told, one.blocks
+            one.filled = filled = filled_of(one.request)
+            end = min(filled // size, first) * size
+            if end > begin:
+                one.told = end
+            blocks = -(-cache.capacity // size)
+            if blocks > first and cache.is_active:
+                one.blocks = blocks
+            parts.append((request_id, cache, begin, end, first, one.blocks))
+            if blocks == one.blocks and filled > (blocks - 1) * size:
+                resting.add(request_id, one, blocks * size, self._step)
+            else:
+                self._wake([request_id])
+        for group in self.groups:
+            group.go_on(parts)
 
     def _compare_caches(self) -> None:
         """Caches are made and closed, and a request that is computed again gets another one."""
@@ -376,14 +406,14 @@ class WatchedV2:
     def _tell_writes(self, asked: dict[int, _Followed]) -> None:
         """Where a further block is full by now, of those whose slots are known."""
         size, caches = self._size, self._manager.kv_cache_map
-        writes: list[Write] = []
+        writes: list[tuple[int, int, int]] = []
         for request_id, one in asked.items():
             if one.request is None or one.is_away or caches.get(request_id) is not one.cache:
                 continue
-            one.filled = filled_of(one.request)
-            filled = min(one.filled // size, one.blocks) * size
+            one.filled = filled = filled_of(one.request)
+            filled = min(filled - filled % size, one.blocks * size)
             if filled > one.told:
-                writes.append(Write(request_id, None, one.told, filled, filled))
+                writes.append((request_id, one.told, filled))
                 one.told = filled
         for group in self.groups if writes else ():
             group.canary.wrote(writes)
@@ -428,8 +458,11 @@ class WatchedV2:
 def filled_of(request: Any) -> int:
     """Positions that steps have written which the host knows to be enqueued: those of a prompt when its chunk is
     reported, those of an answer when the token behind them has been sampled."""
-    position = int(request.context_current_position)
-    return position if request.context_remaining_length else max(position, int(request.get_num_tokens(0)) - 1)
+    position: int = request.context_current_position
+    if request.context_remaining_length:
+        return position
+    written: int = request.get_num_tokens(0) - 1
+    return max(position, written)
 
 
 def pool_of(manager: Any, group: int) -> Pool:

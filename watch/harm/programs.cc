@@ -1066,8 +1066,35 @@ PROGRAM(fails_with_what_the_kernel_says) {
     return 0;
 }
 
+#ifdef HARM_LOCKS_THAT_CALL
+char* beside_what_is_registered = nullptr;
+
+PROGRAM(raw_call_where_locks_call) {
+    Shared shared;
+    const Pair pair(SOCK_STREAM);
+    beside_what_is_registered = shared.page;
+    pair.wake();
+    say("read", raw_read(pair.ends[0], shared.page, 4));
+    return 0;
+}
+#endif
+
 }  // namespace
 }  // namespace harm
+
+#ifdef HARM_LOCKS_THAT_CALL
+// A sanitizer's locks call the kernel, past the C library, wherever they are taken.
+#define LOCK_THAT_CALLS(name, Lock)                                                         \
+    extern "C" int name(Lock* lock) {                                                       \
+        harm::raw(SYS_getuid, harm::address(harm::beside_what_is_registered));              \
+        static const auto next = reinterpret_cast<int (*)(Lock*)>(dlsym(RTLD_NEXT, #name)); \
+        return next(lock);                                                                  \
+    }
+LOCK_THAT_CALLS(pthread_mutex_lock, pthread_mutex_t)
+LOCK_THAT_CALLS(pthread_rwlock_rdlock, pthread_rwlock_t)
+LOCK_THAT_CALLS(pthread_rwlock_tryrdlock, pthread_rwlock_t)
+LOCK_THAT_CALLS(pthread_rwlock_wrlock, pthread_rwlock_t)
+#endif
 
 int main(int count, char** arguments) {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);

@@ -335,6 +335,15 @@ def test_a_program_with_a_sanitizer_runs(environ: dict[str, str], tmp_path: Path
     assert all(process.numbers["guarded"] for process in processes)
 
 
+def test_a_handler_takes_no_lock_that_calls_the_kernel_itself(environ: dict[str, str], tmp_path: Path) -> None:
+    """ThreadSanitizer's do, and each call would come to the handler again."""
+    if not tells_raw_calls():
+        pytest.skip("Linux does not hand over such calls")
+    program = compiled(tmp_path, "-DHARM_LOCKS_THAT_CALL", "-rdynamic")
+    processes = harmless([str(program), "raw_call_where_locks_call"], environ, seen_in(tmp_path))
+    assert all(process.numbers["guarded"] for process in processes)
+
+
 def test_the_library_needs_little_of_the_static_tls_that_is_left_for_late_comers() -> None:
     """The driver loads it where a launch script replaced LD_PRELOAD, behind libraries that need some, too."""
     image = library().read_bytes()

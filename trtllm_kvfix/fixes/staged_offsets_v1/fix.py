@@ -42,6 +42,39 @@ def staged_copy(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[
 
     Only this method fills the table, so the table is lent to the copy until the method is called again.
     """
+    staged = _staged(stagers, known)
+
+    def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return staged(original, self, dst_tensor, getattr(self, TABLE, None), args, kwargs)
+
+    return copy_batch_block_offsets
+
+
+def staged_prepare(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`prepare` of attention metadata that owns the table and the copy, as upstream had it before the manager did."""
+    staged = _staged(stagers, known)
+
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor, table = getattr(self, "kv_cache_block_offsets", None), getattr(self, TABLE, None)
+        if tensor is None or table is None:
+            return original(self, *args, **kwargs)
+
+        def with_destination(self: Any, destination: Any, *args: Any, **kwargs: Any) -> Any:
+            self.kv_cache_block_offsets = destination
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                # A prepare that put another tensor there meant it.
+                if self.kv_cache_block_offsets is destination:
+                    self.kv_cache_block_offsets = tensor
+
+        return staged(with_destination, self, tensor, table, args, kwargs)
+
+    return prepare
+
+
+def _staged(stagers: Stagers, known: PoolCopiesByTensor) -> CopyingCall:
+    """Calls with a destination of ours in the place of the tensor; where ours fails, every copy waits."""
     tried = fuse.of(ID)
 
     def blocking(raise_failure: Callable[[], None] | None, tensor: Any, table: Any) -> BlockingDestination:
@@ -53,53 +86,7 @@ def staged_copy(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[
         _take_back(stagers, table)
         return BlockingDestination(tensor)
 
-    staged = CopyingCall(
-        known, tried, blocking=blocking, finish=_finish_call, finish_every=stagers.read_back is not None
-    )
-
-    def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return staged(original, self, dst_tensor, getattr(self, TABLE, None), args, kwargs)
-
-    return copy_batch_block_offsets
-
-
-def staged_prepare(stagers: Stagers, known: PoolCopiesByTensor, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`prepare` of attention metadata that owns the table and the copy, as upstream had it before the manager did."""
-    tried, reads_back = fuse.of(ID), stagers.read_back is not None
-
-    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tensor, table = getattr(self, "kv_cache_block_offsets", None), getattr(self, TABLE, None)
-        if tensor is None or table is None:
-            return original(self, *args, **kwargs)
-        destination = _begun(known, tensor, table, tried)
-        in_its_place = BlockingDestination(tensor) if destination is None else destination
-        self.kv_cache_block_offsets = in_its_place
-        try:
-            result = original(self, *args, **kwargs)
-            if destination is not None and (destination.has_taken or reads_back):
-                _finish_call(destination)
-            return result
-        finally:
-            # A prepare that put another tensor there meant it.
-            if self.kv_cache_block_offsets is in_its_place:
-                self.kv_cache_block_offsets = tensor
-            if destination is not None:
-                destination.end()
-
-    return prepare
-
-
-def _begun(known: PoolCopiesByTensor, tensor: Any, table: Any, tried: fuse.Fuse) -> StagedDestination | None:
-    """What takes the place of the tensor in this call. When this returns, the table may be filled."""
-    if tried.blown:
-        return None
-    try:
-        destination: StagedDestination = known(tensor, table)
-        destination.begin()
-    except Exception as error:
-        tried.fault(error)
-        return None
-    return destination
+    return CopyingCall(known, tried, blocking=blocking, finish=_finish_call, finish_every=stagers.read_back is not None)
 
 
 def _finish_call(destination: StagedDestination) -> None:

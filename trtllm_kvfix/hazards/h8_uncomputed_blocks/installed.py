@@ -67,7 +67,7 @@ class _Served(Requests):
         kind = up.attribute(up.v2_module, "KVCacheManagerV2")
         if not hasattr(kind, "_resize_for_connector_prefix"):
             raise NothingToShow("no connector answers KVCacheManagerV2 with a prefix")
-        super().__init__(ground.stream(), blocks=64, kind=kind, window=WINDOW)
+        super().__init__(ground.stream(), blocks=64, kind=kind, max_attention_window=[WINDOW, LENGTH_MAX])
         self.cache.kv_connector_manager = self.connector = _Answering()
 
     def computed(self, request_id: int, prompt: Sequence[int], prefix: int = 0) -> int:
@@ -86,7 +86,7 @@ class _Served(Requests):
         return reused
 
 
-WINDOW, PREFIX = 2 * TOKENS_PER_BLOCK, 7 * TOKENS_PER_BLOCK
+WINDOW, PREFIX, LENGTH_MAX = 2 * TOKENS_PER_BLOCK, 7 * TOKENS_PER_BLOCK, 10 * TOKENS_PER_BLOCK
 
 
 def passes_what_nobody_wrote(begun: int, ground: Ground, up: Upstream) -> str | None:

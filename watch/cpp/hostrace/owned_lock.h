@@ -1,5 +1,5 @@
-// A spin lock that knows its owner. Signal handlers take it too, so one that interrupted the owner must be able to see
-// that waiting would be for ever.
+// Locks that signal handlers take, too. They call nothing that a program or a sanitizer may have replaced: a lock of the C
+// library would be theirs, and may make the very call into the kernel that the handler is there for.
 #pragma once
 
 #include <sched.h>
@@ -14,6 +14,8 @@ inline const void* this_thread() {
     return &name;
 }
 
+// A spin lock that knows its owner: a handler that interrupted the owner must be able to see that waiting would be for
+// ever.
 class OwnedLock {
   public:
     bool mine() const { return owner_.load(std::memory_order_relaxed) == this_thread(); }
@@ -39,6 +41,38 @@ class OwnedLock {
 
   private:
     std::atomic<const void*> owner_{nullptr};
+};
+
+// For many readers or one writer. Handlers only try: they may have interrupted the writer.
+class ReadersLock {
+  public:
+    void lock() {
+        for (int readers = 0; !readers_.compare_exchange_weak(readers, kWriter, std::memory_order_acquire);
+             readers = 0) {
+            sched_yield();
+        }
+    }
+    void unlock() { readers_.store(0, std::memory_order_release); }
+
+    bool try_lock_shared() {
+        int readers = readers_.load(std::memory_order_relaxed);
+        while (readers != kWriter) {
+            if (readers_.compare_exchange_weak(readers, readers + 1, std::memory_order_acquire)) {
+                return true;
+            }
+        }
+        return false;
+    }
+    void lock_shared() {
+        while (!try_lock_shared()) {
+            sched_yield();
+        }
+    }
+    void unlock_shared() { readers_.fetch_sub(1, std::memory_order_release); }
+
+  private:
+    static constexpr int kWriter = -1;
+    std::atomic<int> readers_{0};
 };
 
 }  // namespace hostrace

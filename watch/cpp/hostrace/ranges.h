@@ -10,6 +10,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "hostrace/owned_lock.h"
 #include "hostrace/use.h"
 
 namespace hostrace {
@@ -28,13 +29,13 @@ class Ranges {
   public:
     void add(std::uintptr_t begin, std::size_t bytes, bool registered = false, std::uint32_t stack = 0) {
         static_cast<void>(remove(begin));
-        const std::unique_lock held(mutex_);
+        const std::unique_lock held(lock_);
         sorted_.insert(after(begin), {{begin, begin + bytes}, registered, stack});
         mark(begin / kGranule, (begin + bytes - 1) / kGranule + 1, true);
     }
 
     Span remove(std::uintptr_t begin) {
-        const std::unique_lock held(mutex_);
+        const std::unique_lock held(lock_);
         const auto behind = after(begin);
         if (behind == sorted_.begin() || std::prev(behind)->begin != begin) {
             return {};
@@ -55,7 +56,7 @@ class Ranges {
         if (!near(address)) {
             return {};
         }
-        const std::shared_lock held(mutex_);
+        const std::shared_lock held(lock_);
         const auto behind = after(address);
         return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Range{};
     }
@@ -97,7 +98,7 @@ class Ranges {
         if (!near(span.begin, span.end - span.begin)) {
             return false;
         }
-        const std::shared_lock held(mutex_, std::try_to_lock);
+        const std::shared_lock held(lock_, std::try_to_lock);
         if (!held) {
             return true;
         }
@@ -118,7 +119,7 @@ class Ranges {
         }
     }
 
-    mutable std::shared_mutex mutex_;
+    mutable ReadersLock lock_;
     std::vector<Range> sorted_;
     // A bit for each granule that holds pinned memory. The kernel gives memory only to what is used of it.
     using Bits = std::atomic<std::uint64_t>;
