@@ -17,7 +17,10 @@ namespace kvfix {
 
 class Newcomers {
   public:
-    explicit Newcomers(std::uint32_t slots) : slots_(slots), gone_{RecentKeys(slots / 16), RecentKeys(slots / 16)} {}
+    explicit Newcomers(std::uint32_t slots)
+        : slots_(slots),
+          step_(std::max(kStepMin, kWhole / std::max(slots, 1U))),
+          gone_{RecentKeys(slots / 16), RecentKeys(slots / 16)} {}
 
     // Whether a newcomer may push another block out.
     bool may_enter() const { return share_ >= kShareMin; }
@@ -32,10 +35,10 @@ class Newcomers {
     // A prompt had to compute the block with this key.
     void note_missed(std::uint64_t key) {
         if (gone_[0].contains(key)) {
-            const std::uint64_t more = kStep * weight(1) / weight(0);
+            const std::uint64_t more = step_ * weight(1) / weight(0);
             share_ = static_cast<std::uint32_t>(std::min<std::uint64_t>(kWhole, share_ + more));
         } else if (gone_[1].contains(key)) {
-            const std::uint64_t less = kStep * weight(0) / weight(1);
+            const std::uint64_t less = step_ * weight(0) / weight(1);
             share_ -= static_cast<std::uint32_t>(std::min<std::uint64_t>(share_, less));
         }
     }
@@ -43,12 +46,13 @@ class Newcomers {
   private:
     static constexpr std::uint32_t kWhole = 1'000'000;
     static constexpr std::uint32_t kShareMin = kWhole / 32;
-    static constexpr std::uint64_t kStep = 200;
+    static constexpr std::uint32_t kStepMin = 200;
 
     std::uint64_t weight(std::size_t side) const { return std::max(gone_[side].size(), 1U); }
 
     std::uint32_t slots_;
-    std::uint32_t share_ = kWhole / 10;
+    std::uint64_t step_;  // a slot, but no less than this part of a large tier
+    std::uint32_t share_ = kWhole / 2;
     std::array<RecentKeys, 2> gone_;  // newcomers, and blocks that were asked for again
 };
 

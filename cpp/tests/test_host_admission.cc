@@ -60,16 +60,16 @@ void refuse_newcomers(Manager& manager, const Tokens& known) {
 
 TEST(HostAdmission, TheShareOfNewcomersFollowsWhatComesBack) {
     Newcomers newcomers(64);  // of which it remembers four of each kind
-    EXPECT_TRUE(newcomers.may_enter() && newcomers.leave_enough(57) && !newcomers.leave_enough(58)) << "a tenth";
+    EXPECT_TRUE(newcomers.may_enter() && newcomers.leave_enough(32) && !newcomers.leave_enough(33)) << "a half";
     newcomers.note_gone(1, false);
     newcomers.note_gone(2, false);
     newcomers.note_gone(3, true);
     newcomers.note_missed(4);
-    EXPECT_EQ(newcomers.share(), 100'000U);
+    EXPECT_EQ(newcomers.share(), 500'000U);
     newcomers.note_missed(3);
-    EXPECT_EQ(newcomers.share(), 99'600U) << "200, times two newcomers for one other";
+    EXPECT_EQ(newcomers.share(), 468'750U) << "a slot, times two newcomers for one other";
     newcomers.note_missed(1);
-    EXPECT_EQ(newcomers.share(), 99'700U);
+    EXPECT_EQ(newcomers.share(), 476'562U);
     for (int i = 0; i < 1000; ++i) {
         newcomers.note_missed(3);
     }
@@ -78,6 +78,13 @@ TEST(HostAdmission, TheShareOfNewcomersFollowsWhatComesBack) {
         newcomers.note_missed(2);
     }
     EXPECT_TRUE(newcomers.share() == 1'000'000 && newcomers.leave_enough(0) && !newcomers.leave_enough(1));
+}
+
+TEST(HostAdmission, ALargeTierMovesItsShareByMoreThanASlot) {
+    Newcomers newcomers(100'000);
+    newcomers.note_gone(1, true);
+    newcomers.note_missed(1);
+    EXPECT_EQ(newcomers.share(), 499'800U);
 }
 
 TEST(HostAdmission, NewcomersThatPushOutWhatComesBackAreDeclined) {

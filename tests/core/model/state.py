@@ -158,15 +158,16 @@ class Newcomers:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.share = 100_000
+        self.share = 500_000
+        self.step = max(200, 1_000_000 // max(slots, 1))
         self.gone = (Recent(slots // 16), Recent(slots // 16))  # newcomers, and others
 
     def missed(self, prefix: Hashable) -> None:
         newcomers, others = (max(len(gone.young) + len(gone.old), 1) for gone in self.gone)
         if prefix in self.gone[0]:
-            self.share = min(self.share + 200 * others // newcomers, 1_000_000)
+            self.share = min(self.share + self.step * others // newcomers, 1_000_000)
         elif prefix in self.gone[1]:
-            self.share = max(self.share - 200 * newcomers // others, 0)
+            self.share = max(self.share - self.step * newcomers // others, 0)
 
 
 @dataclass(eq=False)
