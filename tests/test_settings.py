@@ -142,8 +142,18 @@ def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
             {"TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S": "1:30.5"},
             "TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S is '1:30.5': YAML reads 1:3",
         ),
-        ({"TRTLLM_KVFIX_CONFIG": "missing.yaml"}, "settings file missing.yaml cannot be read: "),
-        ({"TRTLLM_KVFIX_CONFIG": "/dev/zero"}, "settings file /dev/zero cannot be read: it is not a regular file"),
+        (
+            {"TRTLLM_KVFIX_CONFIG": "missing.yaml"},
+            "settings file missing.yaml, which TRTLLM_KVFIX_CONFIG names, cannot be read: No such file or directory",
+        ),
+        (
+            {"TRTLLM_KVFIX_CONFIG": "/dev/zero"},
+            "settings file /dev/zero, which TRTLLM_KVFIX_CONFIG names, cannot be read: it is not a regular file",
+        ),
+        (
+            {"TRTLLM_KVFIX_CONFIG": "/dev/null"},
+            "settings file /dev/null, which TRTLLM_KVFIX_CONFIG names, cannot be read: it is not a regular file",
+        ),
     ],
 )
 def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: str) -> None:

@@ -87,10 +87,11 @@ def load(
     Each source must be right by itself: a value that another source overrides today counts tomorrow, without it."""
     if environ is None:
         environ = os.environ
+    named_by = ""
     if file is None and environ.get(ENV_FILE):  # set to nothing, as containers do, it names no file
-        file = Path(environ[ENV_FILE])
+        file, named_by = Path(environ[ENV_FILE]), f", which {ENV_FILE} names,"
     sources = [
-        _from_file(file) if file is not None else {},
+        _from_file(file, named_by) if file is not None else {},
         _from_section(section, where) if section is not None else {},
         _from_environment(environ),
         _from_options(options or {}),
@@ -159,17 +160,17 @@ def _at(tree: Mapping[str, Any], name: Name) -> Any:
     return tree
 
 
-def _from_file(file: Path) -> dict[Name, _Given]:
+def _from_file(file: Path, named_by: str) -> dict[Name, _Given]:
     try:
         text = text_of(file, FILE_BYTES_MAX)
         document = yaml.safe_load(text)
         refuse_misread(text, f"settings file {file}")
     except UNREADABLE as error:
-        raise SettingsError(f"settings file {file} cannot be read: {in_one_line(error)}") from error
+        raise SettingsError(f"settings file {file}{named_by} cannot be read: {in_one_line(error)}") from error
     section = document.get(SECTION) if isinstance(document, dict) else None
     if not isinstance(section, dict):
         raise SettingsError(
-            f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
+            f"settings file {file}{named_by} has no mapping `{SECTION}:` at its top level; settings belong below it"
         )
     return _from_section(section, f"{file}")
 
@@ -178,6 +179,8 @@ def in_one_line(error: Exception) -> str:
     """YAML's own text draws the place over several lines, and calls the file `<unicode string>`."""
     if isinstance(error, RecursionError):
         return "mappings and lists are nested too deeply"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)  # whoever reports it names the file
     if isinstance(error, TypeError | AttributeError | LookupError):
         return f"a tag does not fit its value ({type(error).__name__}: {error})"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:

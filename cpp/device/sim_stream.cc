@@ -61,16 +61,16 @@ void SimStream::run() {
     }
 }
 
-// Spins for 1 to 32 turns; every power of two is as likely as the next. It yields where there is one core alone, or the
-// CPU would stand still meanwhile: on a busy machine each yield may give away a whole time slice.
+// Spins for 1 to 32 turns; every power of two is as likely as the next. The longest lag yields as well, so that the CPU
+// runs ahead on one core and on a busy machine, too. Each turn does not: there a yield gives away a whole time slice.
 void SimStream::lag() {
     constexpr std::uint64_t kSpinsOfATurn = 1'000;  // about as long as a yield to nobody
-    static const bool one_core = std::thread::hardware_concurrency() == 1;
-    if (one_core) {
+    constexpr std::uint64_t kLongest = 5;
+    const std::uint64_t length = random_() % (kLongest + 1);
+    if (length == kLongest) {
         std::this_thread::yield();
     }
-    const std::uint64_t spins = kSpinsOfATurn << (random_() % 6);
-    for (std::uint64_t i = 0; i < spins; ++i) {
+    for (std::uint64_t i = 0; i < kSpinsOfATurn << length; ++i) {
         std::atomic_signal_fence(std::memory_order_seq_cst);  // so that the compiler keeps the loop
     }
 }

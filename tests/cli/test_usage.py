@@ -130,3 +130,6 @@ def test_no_option_takes_what_is_not_a_number() -> None:
     with pytest.raises(click.BadParameter, match="nan is not a number"):
         usage.Real(0, 1).convert("nan", None, None)
     assert usage.Real(0, 1).convert("0.5", None, None) == 0.5
+    ours = [command for name in cli.COMMANDS if (command := cli.main.get_command(click.Context(cli.main), name))]
+    kinds = [param.type for command in ours if command.name != "watch" for param in command.params]
+    assert {type(kind) for kind in kinds if isinstance(kind, click.types.FloatParamType)} == {usage.Real}

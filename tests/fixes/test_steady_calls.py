@@ -143,6 +143,7 @@ def test_the_fence_leaves_nothing_behind_from_the_first_round_on() -> None:
 
     def call() -> None:
         prepare(engine)
+        device.synchronize(stream)  # or some rounds would wait, and others not
         schedule(None)
 
     with on_stream(device, stream):

@@ -19,7 +19,7 @@ from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.managers import constructors, upstream_v2, watched_v2
 from trtllm_kvfix.managers.watched import hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
-from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.overlay.fix import Manager
 from trtllm_kvfix.sections import FixChoices
 from trtllm_kvfix.settings import Settings
@@ -441,3 +441,29 @@ def test_a_build_that_does_not_say_how_much_is_drafted_is_refused(monkeypatch: p
     model = SimpleNamespace(spec_config=DRAFT_TARGET, llm_args=SimpleNamespace())
     said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
     assert "has no max_draft_len" in said
+
+
+def test_a_block_that_changes_while_the_engine_is_idle_is_found_soon_behind_it(server: Server) -> None:
+    """It has ended, and no step and no look follows until another request comes."""
+    server.end(served(server, 1, [3, 4]))
+    server.device.synchronize(server.stream)
+    server.memory[4, 2100] ^= 1
+    other = served(server, 2, [5])
+    server.step(other, rounds=2)
+    (found,) = server.report.findings
+    assert (found.kind, found.occasion, found.slot, found.filler) == ("changed", "live", 4, 1)
+
+
+def test_a_device_that_destroys_no_event_does_not_keep_upstream_from_ending(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU behind a fault: each call of its driver fails."""
+
+    def fails(_: int) -> None:
+        raise DeviceError("planted")
+
+    served(server, 1, [3, 4])
+    monkeypatch.setattr(server.watched._order, "_device", SimpleNamespace(destroy_event=fails))
+    ended: list[KVCacheManagerV2] = []
+    upstream_v2.ending(ended.append)(server.manager)
+    assert ended == [server.manager]

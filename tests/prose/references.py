@@ -1,7 +1,8 @@
-"""References such as T#15546: links that each page defines at its end, and relative links that lead somewhere."""
+"""References such as T#15546: links that each page defines at its end; relative links, and names of files, that lead
+somewhere."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REPOSITORIES = {"T": "NVIDIA/TensorRT-LLM", "V": "vllm-project/vllm"}
@@ -12,6 +13,10 @@ _INLINE = re.compile(r"\[([TV]#\d+)\]\((\S+?)\)")
 _DEFINITION = re.compile(r"^\[([TV]#\d+)\]: (\S+)$", re.MULTILINE)
 _CODE = re.compile(r"```.*?```|<!--.*?-->|`[^`\n]*`", re.DOTALL)  # and notes
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`")
+_FOLDERS = "bench|cmake|cpp|docs|examples|integration|licenses|tests|tools|trtllm_kvfix|watch"
+_FILE = re.compile(rf"(?:{_FOLDERS})/[\w./-]+|test_\w+\.py")
+_PLACEHOLDER = re.compile(r"[A-Z]{4,}(?!\.md)")  # tests/fixes/test_ROOM.py
 
 
 def address(reference: str) -> str:
@@ -46,6 +51,20 @@ def broken(page: Path, text: str) -> Iterator[str]:
             yield f"{link}: there is no {name}"
         elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
             yield f"{link}: {target.name} has no heading for #{anchor}"
+
+
+def missing(text: str, files: Iterable[str]) -> list[str]:
+    """Files and folders of the repository that the page names in code, and that are not among `files`. A name may begin
+    at any folder, and that of a test is enough by itself."""
+    there = {each for file in files for place in (Path(file), *Path(file).parents) for each in _ends(place)}
+    plain = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    words = [word for span in _SPAN.findall(plain) for word in span.split()]
+    named = [word.rstrip("/") for word in words if _FILE.fullmatch(word) and not _PLACEHOLDER.search(word)]
+    return [name for name in named if name not in there]
+
+
+def _ends(place: Path) -> Iterator[str]:
+    return (str(Path(*place.parts[begin:])) for begin in range(len(place.parts)))
 
 
 def anchors(text: str) -> set[str]:

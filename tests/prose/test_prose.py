@@ -6,8 +6,12 @@ import pytest
 
 from tests.claims.pages import ROOT
 from tests.prose import PAGES
-from tests.prose.references import anchors, broken, defined, unlinked
+from tests.prose.references import anchors, broken, defined, missing, unlinked
 from tests.prose.width import joined_lists, too_wide, wrapped
+from tests.tracked import tracked_files
+
+HISTORY = "CHANGELOG.md"  # names what is gone
+FILES = {str(file.relative_to(ROOT)) for file in tracked_files()}
 
 
 def named(page: Path) -> str:
@@ -29,6 +33,11 @@ def test_every_reference_can_be_followed(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert unlinked(text) == [], "write [T#1] and run: python -m tests.prose"
     assert list(broken(page, text)) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != HISTORY], ids=named)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    assert missing(page.read_text(encoding="utf-8"), FILES) == []
 
 
 def test_wrapping_changes_no_word_and_leaves_tables_and_code_alone() -> None:
@@ -66,3 +75,10 @@ def test_links_that_lead_nowhere_are_found() -> None:
     assert list(broken(page, "[a](nowhere.md)")) == ["nowhere.md: there is no nowhere.md"]
     assert list(broken(page, "[a](#nowhere)")) == ["#nowhere: support.md has no heading for #nowhere"]
     assert anchors("# H1: a `b`, c\n```\n# no\n```\n") == {"h1-a-b-c"}
+
+
+def test_files_that_are_gone_are_found() -> None:
+    files = {"tests/core/test_a.py", "trtllm_kvfix/tools/a.py"}
+    assert missing("`tests/core/test_a.py --x`, `test_a.py`, `tests/core/`, `tools/a.py`, `b.py`", files) == []
+    assert missing("`tests/test_ROOM.py`, `my/b.py`\n```\ntests/b.py\n```\n<!-- `tests/b.py` -->", files) == []
+    assert missing("`tools/b.py`, `python tests/b.py`, `test_b.py`", files) == ["tools/b.py", "tests/b.py", "test_b.py"]

@@ -14,6 +14,7 @@ from tests.torture.engines import SEED, needed
 from trtllm_kvfix.canary import canary, fills
 from trtllm_kvfix.canary.canary import CanaryReport
 from trtllm_kvfix.managers import watched_v2
+from trtllm_kvfix.native import DeviceError
 
 from . import v2_books, v2_watched
 from .v2_attack import STEPS, Attack, Way, attacked
@@ -63,16 +64,17 @@ def nothing_slides() -> Iterator[None]:
 @contextmanager
 def prepared(way: Way, *, fixed: bool, has_host: bool, slides: bool = True, blocks_per_step: int = 8) -> Iterator[Any]:
     make = OurLevels if has_host else on_device_alone
+    knows_all = not has_host and not any(way.guesses)  # as `hears_all` has it
     with (
         nullcontext() if slides else nothing_slides(),
         way.build(),
         applied(needed(way.variant) if fixed else []),
         attacked(way, SEED, make, loading=0) as attack,
-        watching(attack, blocks_per_step, knows_all=not has_host) as (watched, writes),
+        watching(attack, blocks_per_step, knows_all=knows_all) as (watched, writes),
     ):
         if not has_host:
             attack.rebalance = lambda: None
-        yield SimpleNamespace(attack=attack, played=lambda: Played(attack, watched, writes))
+        yield SimpleNamespace(attack=attack, watched=watched, played=lambda: Played(attack, watched, writes))
 
 
 def play(way: Way, steps: int, **options: Any) -> Played:
@@ -178,7 +180,7 @@ def test_each_rule_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     has_host, *place = LEFT_OUT[name]
     monkeypatch.setattr(*place)
     # Most speak in 60 steps, and some seeds take one of them a thousand.
-    way, slides = (DRAFTING if name.startswith("drafts") else WAYS)[0], "rests" not in name
+    way, slides = (DRAFTING if name.startswith("drafts") else WAYS)[0], not ("rests" in name or "given back" in name)
     runs = (play(way, steps, fixed=True, has_host=has_host, slides=slides) for steps in LENGTHS)
     played = next((each for each in runs if each.findings), None)
     assert played is not None and played.wrong_reads == []
@@ -192,3 +194,36 @@ def test_a_fault_of_ours_ends_all_canaries_and_not_the_server(monkeypatch: pytes
     played = play(WAYS[0], 100, fixed=True, has_host=True)
     assert played.fault is not None and "planted" in played.fault
     assert all("planted" in report.state for report in played.reports) and played.wrong_reads == []
+
+
+# Calls of the device, each in its place: that of the looks, and that of the order between two streams.
+DEVICE_CALLS = ("create_event", "record", "done", "launch", "read")
+
+
+def _raises(*_: Any) -> None:
+    raise DeviceError("planted")
+
+
+@BESIDE_A_HOST_TIER
+@pytest.mark.parametrize("name", DEVICE_CALLS)
+def test_a_device_call_that_fails_ends_all_canaries_and_not_the_server(
+    name: str, has_host: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with prepared(WAYS[0], fixed=True, has_host=has_host) as ready:
+        ready.attack.run(40)
+        assert ready.played().fault is None
+        rings = [group.canary._ring for group in ready.watched.groups]
+        if name in ("launch", "read"):
+            for digests in rings[0]._digests:
+                setattr(digests, name, _raises)
+        else:
+            setattr(rings[0]._device, name, _raises)
+            for ring in rings:
+                ring._idle.clear()
+        ready.attack.run(80)
+        played = ready.played()
+        assert ready.attack.server.witness.steps >= 80
+    assert played.wrong_reads == [] and played.findings == []
+    assert played.fault is not None and "planted" in played.fault
+    assert all("stood down" in report.state for report in played.reports)
+    assert "the canary stands down" in caplog.text

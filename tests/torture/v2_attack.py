@@ -1,5 +1,6 @@
 """A server of the stand-in on V2 under attack, in its own loop. Requests end in every place, are suspended, resumed,
-loaded and computed again. Pages leave the device and come back, groups of layers are rebalanced, drafts are proposed.
+loaded and computed again. Pages leave the device and come back, groups of layers are rebalanced. Drafts are proposed,
+and some of them accepted.
 """
 
 import os
@@ -180,8 +181,18 @@ class Attack:
         return type(self.executor)._sample_async(self.executor, batch, outputs)
 
     def _update_requests(self, state: Any, *_: Any) -> None:
+        for request in state.scheduled_requests.generation_requests:
+            self._accept(request, state.scheduled_requests.accepted[request.request_id])
         type(self.executor)._update_requests(self.executor, state)
         self.contents.judge()
+
+    @staticmethod
+    def _accept(request: Any, drafts: int) -> None:
+        """Before the token that the step has sampled behind them, with which an answer may end."""
+        sampler = import_module(f"{PYEXECUTOR}.sampler")
+        room = request.max_new_tokens - request.max_num_generated_tokens - 1
+        for _ in range(min(drafts, room) if request.is_generation_in_progress_state else 0):
+            sampler.append_token(request, sampler.sampled(request, len(request.output_tokens)))
 
     def _handle_canceled_requests(self) -> None:
         """Upstream's newest has a load end before its request does."""
@@ -204,7 +215,7 @@ class Attack:
     def _update_resources(self, batch: Any, *args: Any) -> None:
         living = [each for each in batch.generation_requests if each.request_id in self.manager.kv_cache_map]
         for request in living:
-            owed = self._owed.get(request.request_id, 0) + batch.drafted.get(request.request_id, 0)
+            owed = self._owed.get(request.request_id, 0) + batch.rejected.get(request.request_id, 0)
             request.py_rewind_len = owed if self.manager.is_request_active(request.request_id) else 0
             self._owed[request.request_id] = owed - request.py_rewind_len
         self._update(batch, *args)
@@ -216,24 +227,32 @@ class Attack:
 
     def _forward_step(self, inputs: Any, metadata: Any) -> Any:
         batch = inputs["batch"]
-        batch.drafted = {each.request_id: len(each.py_draft_tokens) for each in batch.generation_requests}
+        drafted = {each.request_id: len(each.py_draft_tokens) for each in batch.generation_requests}
+        batch.accepted = {request_id: self.random.randint(0, drafts) for request_id, drafts in drafted.items()}
+        batch.rejected = {request_id: drafts - batch.accepted[request_id] for request_id, drafts in drafted.items()}
         result = self._launch(inputs, metadata)
         tensors = self.server.tensors
         seen = tensors.pinned(*metadata.kv_cache_block_offsets.shape)
         seen.copy_(metadata.kv_cache_block_offsets, non_blocking=True)
         done = tensors.event()
         done.record()
-        pieces = [self._piece(request, request.context_chunk_size) for request in batch.context_requests]
-        pieces += [self._piece(request, None) for request in batch.generation_requests]
+        pieces = [self._prompt_of(request) for request in batch.context_requests]
+        pieces += [self._answer_of(request, batch) for request in batch.generation_requests]
         self.contents.note(*self.manager.impl.levels.take_moves())
         self.contents.note(Launch(pieces, seen, self.manager._scales_and_offsets()[0], done))
         return result
 
-    def _piece(self, request: Any, chunk: int | None) -> Piece:
-        begin = self._computed.get(request.request_id, 0) if chunk is None else request.context_current_position
-        end = self._computed[request.request_id] = begin + (1 if chunk is None else chunk)
-        drafts = len(request.py_draft_tokens) if chunk is None else 0
-        return Piece(request.request_id, begin, end, self._names_of(request, end), drafts)
+    def _prompt_of(self, request: Any) -> Piece:
+        begin = request.context_current_position
+        return self._piece(request, begin, begin + request.context_chunk_size)
+
+    def _answer_of(self, request: Any, batch: Any) -> Piece:
+        begin, number = self._computed.get(request.request_id, 0), request.request_id
+        return self._piece(request, begin, begin + 1 + batch.accepted[number], batch.rejected[number])
+
+    def _piece(self, request: Any, begin: int, end: int, rejected: int = 0) -> Piece:
+        self._computed[request.request_id] = end
+        return Piece(request.request_id, begin, end, self._names_of(request, end), rejected)
 
     def _names_of(self, request: Any, end: int) -> list[object]:
         """The host learns a token when the device has long gone on with it; here both know how it is sampled."""

@@ -123,11 +123,12 @@ class WrongWrites:
         )
 
 
-def describe_memory(manager: Any) -> None:
+def describe_memory(manager: Any, drafts: int) -> None:
     """What upstream's constructor leaves behind, and the stand-in's does not."""
     buffers = [SimpleNamespace(role="key", size=SLOT_BYTES)]
     layers = [SimpleNamespace(sliding_window_size=each.window_size, buffers=buffers) for each in SLIDING]
     manager.kv_cache_manager_py_config = SimpleNamespace(layers=layers, cache_tiers=["device", "host"])
+    manager.max_draft_len = drafts
     manager.impl.layer_grouping = [[group] for group in range(GROUPS)]
     manager.impl.pool_group_descs = [
         SimpleNamespace(
@@ -149,7 +150,7 @@ def watching(
     settings = Settings(canary="observe", canary_blocks_per_step=blocks_per_step)
     active: Any = SimpleNamespace(on=True, settings=settings)
     kind = getattr(import_module(PLACE), KIND)
-    describe_memory(attack.manager)
+    describe_memory(attack.manager, max(attack.way.guesses))
     assert list(reasons(attack.manager)) == []
     writes = WrongWrites(attack.manager)
     device: Any = NamedPages(attack)

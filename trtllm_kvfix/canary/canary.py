@@ -117,13 +117,12 @@ class Rounds:
                 break
             slots = self._next(wanted)
             of_slots = list(map(fill_of, slots))
-            known = [fill for fill in of_slots if fill is not None and fill.digests is not None]
-            if len(known) < wanted:
-                pairs = list(zip(slots, of_slots, strict=True))
-                self._known.difference_update(slot for slot, fill in pairs if fill not in known)
-                slots = [slot for slot, fill in pairs if fill in known]
+            if None in of_slots or None in map(digests_of, of_slots):
+                known = {slot: fill for slot, fill in zip(slots, of_slots, strict=True) if fill and fill.digests}
+                self._known.difference_update(set(slots) - known.keys())
+                slots, of_slots = list(known), list(known.values())
             found += slots
-            fills += known
+            fills += cast("list[Fill]", of_slots)
         self._following += found
         return found, fills
 

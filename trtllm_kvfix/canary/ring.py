@@ -6,6 +6,7 @@ writes 8 bytes for each part of a layer there. A mark behind it says when they h
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from trtllm_kvfix.canary.fills import BlockLook, Fill
@@ -14,6 +15,8 @@ from trtllm_kvfix.staging import MovableMark
 from trtllm_kvfix.staging.in_use import keep
 
 PART_BYTES = 32 << 10
+
+slot_of = attrgetter("slot")
 
 
 class Pool(NamedTuple):
@@ -52,7 +55,7 @@ class Ring:
     def send(self, looks: Looks, step: int) -> None:
         """Digest the blocks as they are behind what the stream has been given so far. There must be room."""
         due, live_slots, _ = looks
-        slots = [look.slot for look in due] + live_slots
+        slots = [*map(slot_of, due), *live_slots]
         until_end = self.places - self._next
         for part in (slots,) if len(slots) <= until_end else (slots[:until_end], slots[until_end:]):
             for digests in self._digests:

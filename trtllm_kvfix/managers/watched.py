@@ -7,6 +7,7 @@ those of an answer when the token behind them has been sampled.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from trtllm_kvfix.canary.canary import Canary, guarded
@@ -17,11 +18,11 @@ from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.layout import CacheLayout
 from trtllm_kvfix.metrics.counting import refresh
-from trtllm_kvfix.native import Device, TransferItem
+from trtllm_kvfix.native import Device, DeviceError, TransferItem
 from trtllm_kvfix.overlay.fix import Manager
 from trtllm_kvfix.overlay.registry import here
 from trtllm_kvfix.settings import Settings
-from trtllm_kvfix.staging import current_place
+from trtllm_kvfix.staging.place import place_of_thread
 
 SETTING = "kvfix.canary: observe"
 
@@ -56,7 +57,7 @@ class Order:
         self._current = stream
 
     def __enter__(self) -> None:
-        own, current = self._stream, current_place().stream
+        own, (_, current) = self._stream, place_of_thread.now()
         self._current = current
         if own != current:
             self._put(current, before=own)
@@ -70,7 +71,8 @@ class Order:
         self._device.make_wait(before, self._event)
 
     def close(self) -> None:
-        self._device.destroy_event(self._event)
+        with suppress(DeviceError):  # of a device that fails; the manager that is watched has its own things to end
+            self._device.destroy_event(self._event)
 
 
 class WatchedCache:

@@ -147,14 +147,10 @@ class WatchedGroup:
     def go_on(self, parts: Iterable[_Part]) -> None:
         """What is known of the slots of these requests is right. They have got few, or none."""
         told: list[tuple[int, int, int, Sequence[int]]] = []
-        got: list[int] = []
         for request_id, cache, begin, end, first, blocks in parts:
-            slots: Sequence[int] = ()
-            if blocks > first:
-                slots = list(map(int, cache.get_base_page_indices(self._number)[first:blocks]))
-                got += slots
+            slots = self._read(cache, first, blocks) if blocks > first else ()
             told.append((request_id, begin, end, slots))
-        self._hold(got)
+            self._hold(slots)
         self.canary.went_on(told)
 
     def leaves(self, request_id: int, places_known: int) -> None:
@@ -372,7 +368,7 @@ class WatchedV2:
                 continue
             one = self._followed[request_id]
             cache, begin, first = one.cache, one.told, one.blocks
-            one.filled = filled = filled_of(one.request)
+            one.filled = filled = one.request.get_num_tokens(0) - 1  # it is past its prompt
             end = min(filled // size, first) * size
             if end > begin:
                 one.told = end

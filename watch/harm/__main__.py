@@ -1,6 +1,7 @@
 """`python -m watch.harm -n 20 -- COMMAND`: the judge of "harms nothing".
 
-The exit code is 1 if hostrace changed what the command does, or reported a race in it."""
+The exit code is 1 if hostrace changed what the command does, or reported a race in it, and 2 if nothing can be watched
+here."""
 
 import argparse
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import click
 
 from hostrace import launch
+from hostrace.errors import HostraceError
 from hostrace.races import merged, read
 from watch.harm.compare import harm, outcome
 
@@ -23,7 +25,11 @@ def main() -> int:
     given = parser.parse_args()
     command = [str(Path(given.command[0]).resolve()) if "/" in given.command[0] else given.command[0]]
     command += given.command[1:]
-    folder, environ = launch.prepared(10_000 if given.hold else None)
+    try:
+        folder, environ = launch.prepared(10_000 if given.hold else None)
+    except HostraceError as error:
+        error.show()
+        return error.exit_code
     try:
         # In turns: a machine that is busy for a while is busy for both.
         pairs = [(outcome(command, os.environ), outcome(command, environ)) for _ in range(given.times)]

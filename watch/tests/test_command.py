@@ -29,6 +29,14 @@ def test_a_report_without_a_folder_is_refused_before_the_command_runs(option: st
     assert list(tmp_path.iterdir()) == []
 
 
+def test_suppressions_that_are_no_text_are_refused_before_the_command_runs(tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_bytes(b"\xff\xfe")
+    done = CliRunner().invoke(watch, ["--suppress", str(known), "--", "touch", str(tmp_path / "ran")])
+    assert (done.exit_code, done.stderr.startswith(f"Error: {known} cannot be read: ")) == (2, True), done.stderr
+    assert list(tmp_path.iterdir()) == [known]
+
+
 def test_an_interrupt_before_the_command_runs_is_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

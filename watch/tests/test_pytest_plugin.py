@@ -52,6 +52,12 @@ def test_known_races_do_not_fail(environ: dict[str, str], tmp_path: Path) -> Non
     assert status == 0, text
 
 
+def test_suppressions_that_are_not_there_are_a_usage_error(environ: dict[str, str], tmp_path: Path) -> None:
+    status, text = outcome(environ, tmp_path, "--hostrace", "--hostrace-suppress", str(tmp_path / "nowhere"))
+    assert status == int(pytest.ExitCode.USAGE_ERROR), text
+    assert f"--hostrace: {tmp_path / 'nowhere'} cannot be read: " in text and "passed" not in text
+
+
 def test_without_the_option_nothing_is_watched(environ: dict[str, str], tmp_path: Path) -> None:
     status, text = outcome(environ, tmp_path)
     assert status == 0

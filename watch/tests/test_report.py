@@ -1,10 +1,14 @@
 """What a report says to people and programs: remedies, JSON by its schema, SARIF, and two of them compared."""
 
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jsonschema
 import pytest
@@ -14,7 +18,7 @@ from hostrace.command import watch as hostrace
 from hostrace.races import NUMBERS, Frame, Race, Stack
 from hostrace.report import FORMAT, Report, as_json, remedy, summary
 from hostrace.sarif import sarif
-from watch.tests.conftest import Watch
+from watch.tests.conftest import ROOT, WATCH, Watch
 from watch.tests.made import made_race, made_report
 
 SCHEMA = json.loads(files("hostrace").joinpath("report.schema.json").read_text())
@@ -207,9 +211,49 @@ def test_a_comparison_has_help() -> None:
     assert (done.exit_code, "BEFORE AFTER" in done.output) == (0, True)
 
 
-def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+UNCOUNTED = {"format": FORMAT, "races": [], "unordered": [], "numbers": {"guarded": "6"}, "processes": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "is no report"),
+        ('{"format": 2}', "a report of format 2, and this hostrace reads 3"),
+        ("[" * 100_000, "is no report"),
+        (json.dumps(UNCOUNTED), "is no report"),
+    ],
+    ids=["list", "older", "deep", "uncounted"],
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "report.json"
-    for text, says in (("[]", "is no report"), ('{"format": 2}', "a report of format 2, and this hostrace reads 3")):
-        file.write_text(text)
-        done = CliRunner().invoke(hostrace, ["diff", str(file), str(file)])
-        assert (done.exit_code, says in done.output) == (2, True), done.output
+    file.write_text(text)
+    done = CliRunner().invoke(hostrace, ["diff", str(file), str(file)])
+    assert (done.exit_code, says in done.output) == (2, True), done.output
+
+
+@contextmanager
+def broken_pipe() -> Iterator[BinaryIO]:
+    """The end to write to. Nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        yield pipe
+
+
+def test_a_comparison_that_standard_output_does_not_take_is_no_race(tmp_path: Path) -> None:
+    compared(tmp_path, made_report(races=(RACE,)), made_report())
+    command = [*WATCH, "diff", str(tmp_path / "before.json"), str(tmp_path / "after.json")]
+    with broken_pipe() as gone, Path("/dev/full").open("wb") as full:
+        ended = [subprocess.run(command, stdout=each, stderr=subprocess.PIPE, check=False) for each in (gone, full)]
+    assert [each.returncode for each in ended] == [141, 2]
+    said = b"Error: standard output cannot be written: No space left on device\n"
+    assert [each.stderr for each in ended] == [b"", said]
+
+
+def test_reports_are_written_where_nobody_reads_standard_error(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "races.json"
+    program = [sys.executable, "-m", "watch.gpu.run_planted", "copy_to_device", "racy", "3"]
+    with broken_pipe() as gone:
+        command = [*WATCH, "--json", str(file), "--", *program]
+        done = subprocess.run(command, env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=gone, check=False)
+    assert (done.returncode, json.loads(file.read_text())["verdict"]) == (1, "race")

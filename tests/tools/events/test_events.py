@@ -320,6 +320,6 @@ def test_a_file_that_cannot_be_written_is_an_error_before_the_server_is_asked(tm
 def test_the_url_of_a_server_may_be_short_or_whole() -> None:
     for url in ("host:8000", "http://host:8000", "http://host:8000/", "http://host:8000/kv_cache_events"):
         assert endpoint_of(url) == "http://host:8000/kv_cache_events"
-    for url in ("ftp://host", "http://", ""):
+    for url in ("ftp://host", "http://", "", "http://[::1", "host:65536", "host:0", "host:x", "http://host/ü"):
         with pytest.raises(SettingsError, match="expected http://HOST:PORT"):
             endpoint_of(url)

@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 import click
 from pydantic_core import from_json
 
+from trtllm_kvfix import usage
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.plurals import number_of
 from trtllm_kvfix.settings import Settings
@@ -44,8 +45,13 @@ class NoEvents(KvfixError):
 def endpoint_of(url: str) -> str:
     """The address of the events of a server, which may be given as `HOST:PORT`. Raises SettingsError."""
     whole = url if "://" in url else f"http://{url}"
-    parts = urlsplit(whole)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(whole)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path.isascii()
+        is_address = is_address and parts.port != 0  # one above 65535 raises
+    except ValueError:
+        is_address = False
+    if not is_address:
         raise SettingsError(f"the URL of the server is '{url}', expected http://HOST:PORT")
     return whole.rstrip("/").removesuffix(PATH) + PATH
 
@@ -83,6 +89,7 @@ def _listed(text: bytes, endpoint: str) -> list[object]:
 # ---- the command ----
 
 KINDS_SHOWN = 5
+EVERY_MAX_S = 86400.0  # the server forgets its oldest events long before
 
 
 class NothingRecorded(KvfixError):
@@ -99,12 +106,12 @@ class NothingRecorded(KvfixError):
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the requests here, for `replay`.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="End after this time.")
+@click.option("--seconds", type=usage.Real(min=0, min_open=True), help="End after this time.")
 @click.option(
     "--every",
     "every_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.01),
+    type=usage.Real(0.01, EVERY_MAX_S),
     default=1.0,
     show_default=True,
     help="Ask the server this often.",

@@ -169,7 +169,7 @@ Examples:
 @click.option(
     "--tokens-per-iteration", type=click.IntRange(min=1), help="Tokens by which each answer grows in an iteration."
 )
-@click.option("--iteration-ms", type=click.FloatRange(min=0), help="Length of an iteration; 0 ignores timestamps.")
+@click.option("--iteration-ms", type=usage.Real(min=0), help="Length of an iteration; 0 ignores timestamps.")
 @click.option("--bytes-per-block", type=click.IntRange(min=1), help="Bytes of keys and values in a block.")
 @click.option(
     "--layers", type=click.IntRange(min=1), help="Layers of the model; with the next three, gives --bytes-per-block."
@@ -179,13 +179,13 @@ Examples:
 @click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
 @click.option(
     "--prefill-tokens-per-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=usage.Real(min=0, min_open=True),
     help="With --host-gb-per-s: compute a hit of the connector's tier that would take longer to load.",
 )
-@click.option("--host-gb-per-s", type=click.FloatRange(min=0, min_open=True), help="Speed of loads from the host.")
+@click.option("--host-gb-per-s", type=usage.Real(min=0, min_open=True), help="Speed of loads from the host.")
 @click.option(
     "--store-gb-per-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=usage.Real(min=0, min_open=True),
     help="Speed of fetches from --remote, beside the two speeds above: a slower one is computed as well.",
 )
 @click.option("--compare", is_flag=True, help="Also admit requests one by one, and show both results.")
@@ -194,7 +194,7 @@ Examples:
     is_flag=True,
     help="For each host size: TensorRT-LLM's own tier, the connector, and the bound.",
 )
-@click.option("--price-per-gib", type=click.FloatRange(min=0), help="Show what each size of --compare-policies costs.")
+@click.option("--price-per-gib", type=usage.Real(min=0), help="Show what each size of --compare-policies costs.")
 @click.option("--sweep", "sweep_sizes", metavar="SIZE,...", help="Replay once for each of these host sizes.")
 @usage.file_option("plot", "Draw --sweep: .png or .svg.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Replays that run at a time.  [default: one for each core]")

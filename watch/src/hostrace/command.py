@@ -2,7 +2,9 @@
 be watched, and for bad usage; 130 after ctrl-C in front of the command."""
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from math import isnan
 from pathlib import Path
@@ -103,7 +105,7 @@ def watch(
         click.echo("Interrupted.", err=True)
         ctx.exit(EXIT_INTERRUPTED)
     for line in lines(report):
-        click.echo(f"hostrace: {line}", err=True)
+        tell(f"hostrace: {line}")
     write("--json", json_file, lambda: json.dumps(as_json(report), indent=2) + "\n")
     write("--sarif", sarif_file, lambda: json.dumps(sarif(report, Path.cwd()), indent=2) + "\n")
     write("--html", html_file, lambda: page(report))
@@ -129,4 +131,13 @@ def write(option: str, file: Path | None, text: Callable[[], str]) -> None:
         file.write_text(made, encoding="utf-8")
     except OSError as error:
         raise HostraceError(f"{option} is '{file}': it cannot be written: {error.strerror or error}") from error
-    click.echo(f"Wrote {file}", err=True)
+    tell(f"Wrote {file}")
+
+
+def tell(text: str) -> None:
+    """On standard error. If its reader has gone, or the disk is full, reports are written and the exit code is right
+    all the same."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

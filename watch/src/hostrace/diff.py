@@ -1,6 +1,9 @@
 """`hostrace diff BEFORE AFTER`: two reports of `--json`, of a program before and after a change, race by race."""
 
 import json
+import operator
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from hostrace.races import Race
 from hostrace.report import COMPARED, FORMAT, number_of
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXIT_PIPE_GONE = 141  # as shells say of a program that a signal has ended
 Identity = tuple[str, ...]
 HOW = {"": "an instruction", COMPARED: "somebody"}
 
@@ -43,9 +47,19 @@ def diff(ctx: click.Context, before: Path, after: Path) -> None:
     watched in AFTER.
     """
     sides = side("before", before), side("after", after)
-    for line in lines(*sides):
-        click.echo(line)
+    show("\n".join(lines(*sides)))
     ctx.exit(verdict(*sides))
+
+
+def show(text: str) -> None:
+    """A 1 is about races, so what standard output does not take has exit codes of its own."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at its end
+        if isinstance(error, BrokenPipeError):
+            raise click.exceptions.Exit(EXIT_PIPE_GONE) from error
+        raise HostraceError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def verdict(before: Side, after: Side) -> int:
@@ -76,6 +90,7 @@ def side(name: str, file: Path) -> Side:
         races = Counter[Identity]()
         for race in map(Race.of, report["races"] + report["unordered"]):
             races[race.identity] += race.times
-        return Side(name, races, report["numbers"]["guarded"], report["processes"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        uses, processes = (operator.index(each) for each in (report["numbers"]["guarded"], report["processes"]))
+        return Side(name, races, uses, processes)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise HostraceError(f"{file} is no report of hostrace --json: {error}") from error

@@ -26,12 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     if not config.getoption("hostrace"):
         return
-    from hostrace import launch  # noqa: PLC0415
+    from hostrace import launch, suppressions  # noqa: PLC0415
     from hostrace.errors import HostraceError  # noqa: PLC0415
 
     if os.environ.get(launch.ENV_FOLDER):
         return
     try:
+        if known := config.getoption("hostrace_suppress"):
+            suppressions.load(known)  # what is wrong with it ends this before anything is made
         _, environ = launch.prepared(None)
     except HostraceError as error:
         raise pytest.UsageError(f"--hostrace: {error}") from error

@@ -24,8 +24,12 @@ class Suppression(NamedTuple):
 
 def load(file: Path) -> list[Suppression]:
     """`use:PATTERN`, `touch:PATTERN` or `PATTERN`; `#` begins a comment."""
+    try:
+        text_of_all = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise HostraceError(f"{file} cannot be read: {error}; expected a text with a pattern in each line") from error
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_of_all.splitlines(), 1):
         text = line.split("#", 1)[0].strip()
         if not text:
             continue
