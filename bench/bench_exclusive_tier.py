@@ -2,6 +2,7 @@
 
 host_hit_percent         prompt tokens that the host tier brought
 written_per_computed     blocks written to it, for each that was computed
+written_blocks           all of them
 
 `native, ...` are replays of the native manager's own host tier, with each `native_host_admission`. `exclusive ...` are
 simulations over the same requests, one after the other, with a GPU that drops what was asked for the longest ago.
@@ -26,7 +27,7 @@ from trtllm_kvfix.tools.replay.trace import read_trace
 SIZES_GIB = (20, 55, 100, 200, 400, 800)
 CHAT_SLOTS = (40, 80, 150, 300, 600, 1200)
 CHAT_SHAPE = SHAPE.model_copy(update={"tokens_per_block": 32, "blocks_primary": 150, "bytes_per_block": None})
-NATIVE = {"native, all": HostTierKind.BUILT_IN, "native, second touch": HostTierKind.NATIVE}
+NATIVE = {"native, all": HostTierKind.BUILT_IN, "native, adaptive": HostTierKind.NATIVE}
 
 
 class Case(NamedTuple):
@@ -54,25 +55,26 @@ def measure(case: Case, *, simulate: bool) -> Iterator[Row]:
         results = {name: replayed(case, kind, slots) for name, kind in NATIVE.items()}
         if simulate:
             results |= {name: simulated(case, make(slots)) for name, make in EXCLUSIVE.items()}
-        for name, (from_host, written_per_computed) in results.items():
+        for name, (from_host, written, computed) in results.items():
             where = f"{case.workload.name}, {size}"
             yield Row(where, tokens, name, "host_hit_percent", once(100 * from_host / case.prompt_tokens))
-            yield Row(where, tokens, name, "written_per_computed", once(written_per_computed))
+            yield Row(where, tokens, name, "written_per_computed", once(written / computed))
+            yield Row(where, tokens, name, "written_blocks", once(written))
 
 
-def replayed(case: Case, kind: HostTierKind, slots: int) -> tuple[int, float]:
-    """Tokens from the host tier, and blocks written for each that was computed."""
+def replayed(case: Case, kind: HostTierKind, slots: int) -> tuple[int, int, int]:
+    """Tokens from the host tier, blocks written to it, and blocks computed."""
     outcome = checked(
         Replay(case.workload, case.shape.model_copy(update={"blocks_host": slots, "host_tier": kind})).run()
     )
     computed = case.blocks - outcome.blocks.primary - outcome.blocks.host
-    return outcome.tokens.host, outcome.moved.blocks_to_host / computed
+    return outcome.tokens.host, outcome.moved.blocks_to_host, computed
 
 
-def simulated(case: Case, policy: ExclusiveLru) -> tuple[int, float]:
+def simulated(case: Case, policy: ExclusiveLru) -> tuple[int, int, int]:
     """The same."""
     on_gpu, from_host, written = evicted_to(policy, case.asked, case.shape.blocks_primary)
-    return case.shape.tokens_per_block * from_host, written / (case.blocks - on_gpu - from_host)
+    return case.shape.tokens_per_block * from_host, written, case.blocks - on_gpu - from_host
 
 
 def main() -> None:
@@ -89,7 +91,7 @@ def main() -> None:
     chat = {f"{slots} blocks": slots for slots in CHAT_SLOTS[:few]}
     cases = [
         case_of(agents(requests), SHAPE, server),
-        case_of(generate("chat", seed=0).workload, CHAT_SHAPE, chat),
+        *(case_of(generate("chat", seed=seed).workload, CHAT_SHAPE, chat) for seed in range(3)),
     ]
     for trace in arguments.trace:
         read = read_trace(trace).requests

@@ -24,7 +24,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "enabled": ("false", False),
     "force": ("true", True),
     "manager": ("native", "native"),
-    "native_host_admission": ("second_touch", "second_touch"),
+    "native_host_admission": ("adaptive", "adaptive"),
     "canary": ("observe", "observe"),
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),

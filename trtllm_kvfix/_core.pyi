@@ -96,7 +96,7 @@ class BlockManagerConfig:
     @property
     def host_admission(self) -> str:
         """
-        Which evicted blocks may push others out of a full host tier. 'all', or 'second_touch': those that more than one request has asked for, and those of a higher priority than the one that would go.
+        Which evicted blocks may push others out of a full host tier. 'all', or 'adaptive': those for which no second request has asked may take only a share of it, which follows what comes back.
         """
 
     @property

@@ -66,7 +66,7 @@ class ReplaySettings(Section):
     blocks_host: Size = 0
     """Host tier, in the same way; 0: none."""
     host_tier: Literal["built-in", "native", "connector"] = "built-in"
-    """`built-in`: TensorRT-LLM's own. `native`: the native manager's, with `second_touch`. `connector`: the offload
+    """`built-in`: TensorRT-LLM's own. `native`: the native manager's, with `adaptive`. `connector`: the offload
     connector of this package."""
     host_admission: Literal["adaptive", "all"] = "adaptive"
     """Blocks that may push others out of the connector's full tier, as `offload.admission`."""
@@ -137,9 +137,9 @@ class Settings(Section):
     """Lets `on` apply a fix although its probe says *unknown*."""
     manager: ManagerWord = "upstream"
     """`native`: our block manager behind upstream's V1 class."""
-    native_host_admission: Literal["all", "second_touch"] = "all"
-    """Evicted blocks that may push others out of the native manager's full host tier. `second_touch`: those that more
-    than one request has asked for."""
+    native_host_admission: Literal["all", "adaptive"] = "all"
+    """Evicted blocks that may push others out of the native manager's full host tier. `adaptive`: blocks for which no
+    second request has asked have only a share of it."""
     fixes: FixChoices = FixChoices()
     """The choice for each fix, by its id: `auto`, `on`, `off` or `observe`."""
     tuning: FixSettings = FixSettings()

@@ -1,5 +1,5 @@
 // What the eviction of a block costs: in the queue by itself, and in a manager whose cold prompts push others out,
-// either to the host tier or altogether. With second_touch a full host tier takes none of them.
+// either to the host tier or altogether. With adaptive the full host tier has newcomers alone, which push each other out.
 #include <benchmark/benchmark.h>
 
 #include "core/block_store.h"
@@ -25,7 +25,7 @@ BENCHMARK(queue_victim)->Arg(10'000)->Arg(1'000'000);
 void prompt_evicts(benchmark::State& state) {
     constexpr std::uint32_t tokens_per_block = 32;
     const auto blocks = static_cast<std::uint32_t>(state.range(0));
-    const auto admission = state.range(2) != 0 ? HostAdmission::second_touch : HostAdmission::all;
+    const auto admission = state.range(2) != 0 ? HostAdmission::adaptive : HostAdmission::all;
     FullManager full(tokens_per_block, blocks, static_cast<std::uint32_t>(state.range(1)), admission);
     RequestId id = full.prompts;
     for (auto _ : state) {
@@ -37,7 +37,7 @@ void prompt_evicts(benchmark::State& state) {
     state.SetItemsProcessed(state.iterations() * (kPromptTokens / tokens_per_block));
 }
 BENCHMARK(prompt_evicts)
-    ->ArgNames({"blocks", "host", "second_touch"})
+    ->ArgNames({"blocks", "host", "adaptive"})
     ->Args({100'000, 0, 0})
     ->Args({100'000, 50'000, 0})
     ->Args({100'000, 50'000, 1})

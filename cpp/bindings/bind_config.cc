@@ -100,13 +100,13 @@ BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig:
 }
 
 HostAdmission host_admission_from(const std::string& name) {
-    if (name != "all" && name != "second_touch") {
-        throw std::invalid_argument("host_admission is '" + name + "'; it is 'all' or 'second_touch'");
+    if (name != "all" && name != "adaptive") {
+        throw std::invalid_argument("host_admission is '" + name + "'; it is 'all' or 'adaptive'");
     }
-    return name == "all" ? HostAdmission::all : HostAdmission::second_touch;
+    return name == "all" ? HostAdmission::all : HostAdmission::adaptive;
 }
 
-std::string_view name_of(HostAdmission admission) { return admission == HostAdmission::all ? "all" : "second_touch"; }
+std::string_view name_of(HostAdmission admission) { return admission == HostAdmission::all ? "all" : "adaptive"; }
 
 Secret seed_from(nb::handle given) {
     if (given.is_none()) {
@@ -229,8 +229,8 @@ void bind_config(nb::module_& m) {
                 "Evicted blocks of a lower retention priority are dropped, not copied to host.")
         .def_prop_ro(
             "host_admission", [](const BlockManagerConfig& c) { return std::string(name_of(c.host_admission)); },
-            "Which evicted blocks may push others out of a full host tier. 'all', or 'second_touch': those that more "
-            "than one request has asked for, and those of a higher priority than the one that would go.")
+            "Which evicted blocks may push others out of a full host tier. 'all', or 'adaptive': those for which no "
+            "second request has asked may take only a share of it, which follows what comes back.")
         .def_ro("events_max", &BlockManagerConfig::events_max,
                 "How many events may wait to be read; further ones push the oldest out. 0: no events.")
         .def_ro("hash_bits", &BlockManagerConfig::hash_bits,

@@ -53,7 +53,7 @@ void check_config(const BlockManagerConfig& config) {
     const bool has_host =
         std::ranges::any_of(config.windows, [](const WindowConfig& each) { return each.blocks_host != 0; });
     if (config.host_admission != HostAdmission::all && !has_host) {
-        throw std::invalid_argument("host_admission is second_touch: blocks_host is 0, so there is no host tier");
+        throw std::invalid_argument("host_admission is adaptive: blocks_host is 0, so there is no host tier");
     }
     for (std::size_t i = 0; i < config.windows.size(); ++i) {
         check_window(config.windows[i], config.tokens_per_block, config.beam_width_max);

@@ -15,9 +15,9 @@ struct WindowConfig {
     std::uint32_t blocks_host = 0;
 };
 
-// Which evicted blocks may push others out of a full host tier. With second_touch, those that more than one request has
-// asked for, and those of a higher priority than the one that would go.
-enum class HostAdmission : std::uint8_t { all, second_touch };
+// Which evicted blocks may push others out of a full host tier. With adaptive, blocks for which no second request has
+// asked may take no more than a share of it, which follows what comes back (newcomers.h).
+enum class HostAdmission : std::uint8_t { all, adaptive };
 
 // A seed from the system's entropy.
 Secret drawn_seed();

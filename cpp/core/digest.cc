@@ -90,8 +90,9 @@ void mix_window(Digest& digest, Window& window) {
     digest.mix(window.blocks.free_digest());
     digest.mix(window.clocks.digest.value());
     // Which they are followed from blocks that the digest covered. Their keys depend on the seed.
-    digest.mix(window.gone ? window.gone->noted() : 0U);
-    for (EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
+    digest.mix(window.gone ? std::uint64_t{window.newcomers->share()} << 32 | window.gone->noted() : 0U);
+    digest.mix(window.primary_queue.digest());
+    for (EvictionQueue* queue : window.host_queues()) {
         digest.mix(queue->digest());
     }
 }

@@ -14,9 +14,34 @@
 namespace kvfix::evict {
 namespace {
 
-bool may_push_out(const State& state, const Block& evicted, const Block& victim) {
-    return state.config.host_admission == HostAdmission::all || evicted.asked_again ||
-           evicted.priority > victim.priority;
+bool newcomers_have_enough(const Window& window) {
+    return window.newcomers->leave_enough(window.host_only_queue.size());
+}
+
+bool may_push_out(const Window& window, const Block& evicted, const Block& victim) {
+    if (!window.newcomers || evicted.asked_again || evicted.priority > victim.priority) {
+        return true;
+    }
+    return window.newcomers->may_enter() && !(victim.asked_again && newcomers_have_enough(window));
+}
+
+// The one that goes from each of the two groups of blocks that are only in host, and which of these goes: one that need
+// not wait, else the lower priority, else a newcomer if they have enough.
+BlockIndex host_victim(Window& window) {
+    const auto waits = [&](BlockIndex block) { return window.waits(block) && window.tree.has_children(block); };
+    const BlockIndex known = window.host_only_queue.victim(waits);
+    const BlockIndex newcomer = window.host_newcomer_queue.victim(waits);
+    if (known == kNone || newcomer == kNone) {
+        return known == kNone ? newcomer : known;
+    }
+    if (waits(known) != waits(newcomer)) {
+        return waits(known) ? newcomer : known;
+    }
+    const BlockStore& blocks = window.blocks;
+    if (blocks[known].priority != blocks[newcomer].priority) {
+        return blocks[known].priority < blocks[newcomer].priority ? known : newcomer;
+    }
+    return newcomers_have_enough(window) ? newcomer : known;
 }
 
 bool evict_host(State& state, Window& window, BlockIndex evicted) {
@@ -25,13 +50,12 @@ bool evict_host(State& state, Window& window, BlockIndex evicted) {
         drop_host_copy(window, copy);
         return true;
     }
-    const BlockIndex victim = window.host_only_queue.victim(
-        [&](BlockIndex block) { return window.waits(block) && window.tree.has_children(block); });
+    const BlockIndex victim = host_victim(window);
     if (victim == kNone) {
         return false;
     }
     const BlockStore& blocks = window.blocks;
-    if (evicted != kNone && !may_push_out(state, blocks[evicted], blocks[victim])) {
+    if (evicted != kNone && !may_push_out(window, blocks[evicted], blocks[victim])) {
         ++state.current.blocks_declined;
         return false;
     }
@@ -40,7 +64,7 @@ bool evict_host(State& state, Window& window, BlockIndex evicted) {
 }
 
 // The block's parent, and what finds it among its siblings and in the index, which an eviction to host leaves alone. With
-// second_touch most are dropped, and noted.
+// adaptive many are dropped, and noted.
 void prefetch_around(const Window& window, BlockIndex block) {
     const Block& record = window.blocks[block];
     if (!window.has_host() || window.gone) {
@@ -135,6 +159,7 @@ void note_gone(const State& state, Window& window, BlockIndex block) {
     const Block& record = std::as_const(window.blocks)[block];
     if (window.gone && record.num_tokens == state.tokens_per_block() && state.resets == 0) {
         window.gone->note(record.key);
+        window.newcomers->note_gone(record.key, record.asked_again);
     }
 }
 
@@ -158,6 +183,7 @@ void unlink(State& state, Window& window, BlockIndex block) {
     }
     if (window.has_host() && !window.tree.has_children(parent)) {
         window.host_only_queue.unpark(parent);
+        window.host_newcomer_queue.unpark(parent);
     }
 }
 

@@ -82,13 +82,17 @@ void check_queues(const Window& window) {
     }
     const Counts redundant = collect(window.host_redundant_queue);
     const Counts only = collect(window.host_only_queue);
+    const Counts newcomers = collect(window.host_newcomer_queue);
     for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
         const bool cached = record.in_tree && record.has(kHost) && !record.held_host();
         check(redundant[number(block)] == (cached && record.has(kPrimary) ? 1U : 0U),
               "the queue of redundant host copies is wrong");
-        check(only[number(block)] == (cached && !record.has(kPrimary) ? 1U : 0U),
+        const bool newcomer = window.newcomers && !record.asked_again;
+        check(only[number(block)] == (cached && !record.has(kPrimary) && !newcomer ? 1U : 0U),
               "the queue of blocks only in host is wrong");
+        check(newcomers[number(block)] == (cached && !record.has(kPrimary) && newcomer ? 1U : 0U),
+              "the queue of newcomers in host is wrong");
         check(record.in_tree || !record.has(kHost) || record.held_host(),
               "a private block keeps a host slot for nobody");
     }

@@ -61,7 +61,7 @@ void check_can_leave(const State& state, const Sequence& sequence, const Window&
 void check_host_room(const State& state, const Sequence& sequence, const Window& window) {
     std::uint64_t needed = 0;
     std::uint64_t free = window.blocks.slots_free(kHost);
-    free += std::uint64_t{window.host_redundant_queue.size()} + window.host_only_queue.size();
+    free += window.evictable_in_host();
     for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) {
         if (!window.blocks[block].has(kHost)) {
             ++needed;

@@ -26,6 +26,8 @@ class RecentKeys {
     bool contains(std::uint64_t key) const { return has(young_, key) || has(old_, key); }
 
     std::uint32_t noted() const { return noted_; }
+    // Keys that are remembered; one that was noted in both generations counts twice.
+    std::uint32_t size() const { return noted_ + noted_before_; }
 
     void note(std::uint64_t key) {
         if (has(young_, key)) {
@@ -34,7 +36,7 @@ class RecentKeys {
         if (noted_ == keys_) {
             std::swap(young_, old_);
             std::ranges::fill(young_, 0U);
-            noted_ = 0;
+            noted_before_ = std::exchange(noted_, 0U);
         }
         young_[find(young_, key)] = tag(key);
         ++noted_;
@@ -65,7 +67,8 @@ class RecentKeys {
     std::uint32_t keys_;
     Tags young_;
     Tags old_;
-    std::uint32_t noted_ = 0;  // in the young generation
+    std::uint32_t noted_ = 0;         // in the young generation
+    std::uint32_t noted_before_ = 0;  // in the old one
 };
 
 }  // namespace kvfix

@@ -17,7 +17,7 @@ WindowStats stats_of(const Window& window) {
         stats.owned = stats.blocks - stats.free - stats.cached - stats.in_flight;
     };
     fill(out.primary, kPrimary, window.primary_queue.size());
-    fill(out.host, kHost, std::uint64_t{window.host_redundant_queue.size()} + window.host_only_queue.size());
+    fill(out.host, kHost, window.evictable_in_host());
     return out;
 }
 

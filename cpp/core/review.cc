@@ -59,10 +59,11 @@ void review_host(Window& window, BlockIndex block) {
     if (!record.has(kHost)) {
         return;
     }
-    EvictionQueue& group = record.has(kPrimary) ? window.host_redundant_queue : window.host_only_queue;
-    EvictionQueue& other = record.has(kPrimary) ? window.host_only_queue : window.host_redundant_queue;
-    if (other.contains(block)) {
-        other.remove(block);
+    EvictionQueue& group = window.host_queue_for(record);
+    for (EvictionQueue* other : window.host_queues()) {
+        if (other != &group && other->contains(block)) {
+            other->remove(block);
+        }
     }
     if (record.held_host()) {
         if (group.contains(block)) {
@@ -79,8 +80,13 @@ void leave_queues(Window& window, BlockIndex block) {
     if (window.primary_queue.contains(block)) {
         window.primary_queue.remove(block);
     }
-    if (window.has_host() && window.host_only_queue.contains(block)) {
-        window.host_only_queue.remove(block);
+    if (!window.has_host()) {
+        return;
+    }
+    for (EvictionQueue* queue : {&window.host_only_queue, &window.host_newcomer_queue}) {
+        if (queue->contains(block)) {
+            queue->remove(block);
+        }
     }
 }
 
@@ -88,8 +94,9 @@ void requeue(Window& window, BlockIndex block) {
     const Priority priority = window.blocks[block].priority;
     requeue_in(window.primary_queue, block, priority);
     if (window.has_host()) {
-        requeue_in(window.host_redundant_queue, block, priority);
-        requeue_in(window.host_only_queue, block, priority);
+        for (EvictionQueue* queue : window.host_queues()) {
+            requeue_in(*queue, block, priority);
+        }
     }
 }
 

@@ -193,7 +193,11 @@ std::uint32_t first_unsure(const State& state, Sequence& sequence) {
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     if (window.gone) {
         Block& record = window.blocks[block];
-        record.asked_again = record.num_tokens == state.tokens_per_block() && window.gone->contains(record.key);
+        record.asked_again = false;
+        if (record.num_tokens == state.tokens_per_block()) {
+            record.asked_again = window.gone->contains(record.key);
+            window.newcomers->note_missed(record.key);
+        }
     }
     window.tree.add(block, parent);
     ++state.current.blocks_stored;

@@ -17,6 +17,7 @@
 #include "core/block_store.h"
 #include "core/config.h"
 #include "core/eviction_queue.h"
+#include "core/newcomers.h"
 #include "core/recent_keys.h"
 #include "core/reuse_tree.h"
 #include "core/set_digest.h"
@@ -61,10 +62,12 @@ struct Window {
           blocks(config.blocks_primary, config.blocks_host, manager.tokens_per_block),
           tree(blocks, manager.hash_bits, manager.seed, config.window_size.has_value()),
           primary_queue(blocks.size()),
-          host_redundant_queue(has_host() ? blocks.size() : 0),
-          host_only_queue(EvictionQueue::beside(host_redundant_queue)) {
-        if (has_host() && manager.host_admission == HostAdmission::second_touch) {
+          host_redundant_queue(has_host() ? blocks.size() : 0, 3),
+          host_only_queue(EvictionQueue::beside(host_redundant_queue)),
+          host_newcomer_queue(EvictionQueue::beside(host_redundant_queue, 2)) {
+        if (has_host() && manager.host_admission == HostAdmission::adaptive) {
             gone.emplace(blocks.size());
+            newcomers.emplace(config.blocks_host);
         }
     }
 
@@ -77,17 +80,33 @@ struct Window {
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
     EvictionQueue host_only_queue;       // over the same blocks; a block that is only in host has no primary slot
+    EvictionQueue host_newcomer_queue;   // those of them that are newcomers; with adaptive alone
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
     std::uint32_t chunked = 0;                           // sequences whose prompts are not reserved to their ends
     std::uint64_t slots_kept = 0;                        // primary slots, free or cached, for the rest of those prompts
     bool has_failed = false;                             // a transfer has failed, at any time
     std::unordered_map<BlockIndex, KeptBlock> kept;      // lookups only; never iterated
     std::set<std::pair<BlockIndex, RequestId>> keepers;  // which sequences keep each block in `kept`
-    std::optional<RecentKeys> gone;  // keys of full blocks that were dropped; with second_touch alone
+    std::optional<RecentKeys> gone;                      // keys of full blocks that were dropped; with adaptive alone
+    std::optional<Newcomers> newcomers;                  // the same
     RetentionClocks clocks;
     BlockDigests block_digests;
 
     bool has_host() const { return config.blocks_host != 0; }
+    // The queue for a block of the tree that has a settled host slot.
+    EvictionQueue& host_queue_for(const Block& block) {
+        if (block.has(kPrimary)) {
+            return host_redundant_queue;
+        }
+        return newcomers && !block.asked_again ? host_newcomer_queue : host_only_queue;
+    }
+    std::array<EvictionQueue*, 3> host_queues() {
+        return {&host_redundant_queue, &host_only_queue, &host_newcomer_queue};
+    }
+    // Host slots that eviction could take.
+    std::uint64_t evictable_in_host() const {
+        return std::uint64_t{host_redundant_queue.size()} + host_only_queue.size() + host_newcomer_queue.size();
+    }
     // Positions that a token looks back; kNone for full attention.
     std::uint32_t reach() const { return config.window_size.value_or(kNone); }
     // Primary slots that hold::allocate() could hand out, and those of them that anybody may have. Pins do not look at

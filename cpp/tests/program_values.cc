@@ -61,7 +61,7 @@ BlockManagerConfig make_config(ByteReader& bytes) {
     config.copy_on_partial_reuse = !bytes.one_in(4);
     const std::uint32_t offload = bytes.below(8);
     config.offload_priority_min = std::array<Priority, 4>{30, 30, 0, 50}[offload % 4];
-    config.host_admission = with_host && offload >= 4 ? HostAdmission::second_touch : HostAdmission::all;
+    config.host_admission = with_host && offload >= 4 ? HostAdmission::adaptive : HostAdmission::all;
     config.events_max = bytes.pick(std::array<std::uint32_t, 3>{0, 3, 1000});
     config.hash_bits = bytes.pick(std::array<std::uint32_t, 4>{128, 128, 2, 1});
     return config;

@@ -31,7 +31,7 @@ def configs(draw: st.DrawFn) -> Config:
         partial_reuse=draw(st.sampled_from([True, True, True, False])),
         copy_on_partial_reuse=draw(st.sampled_from([True, True, False])),
         offload_priority_min=draw(st.sampled_from([30, 30, 0, 50])),
-        host_admission=draw(st.sampled_from(["all", "second_touch"])) if host else "all",
+        host_admission=draw(st.sampled_from(["all", "adaptive"])) if host else "all",
     )
 
 

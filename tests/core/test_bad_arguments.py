@@ -218,7 +218,7 @@ def test_errors_are_typed_and_say_what_they_know() -> None:
         {"window_sizes": [4], "blocks_primary": {8: 4}},
         {"blocks_primary": {4: 4}},
         {"offload_priority_min": 101},
-        {"host_admission": "second_touch"},
+        {"host_admission": "adaptive"},
         {"host_admission": "some", "blocks_host": 4},
         {"hash_bits": 0},
         {"hash_bits": 129},

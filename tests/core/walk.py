@@ -23,7 +23,7 @@ def random_config(rng: random.Random) -> Config:
         partial_reuse=rng.random() < 0.8,
         copy_on_partial_reuse=rng.random() < 0.7,
         offload_priority_min=rng.choice([0, 30, 30, 50]),
-        host_admission=rng.choice(["all", "second_touch"]) if host else "all",
+        host_admission=rng.choice(["all", "adaptive"]) if host else "all",
     )
 
 

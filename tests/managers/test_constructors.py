@@ -144,9 +144,9 @@ def test_an_engine_that_cannot_be_served_is_refused_before_it_starts(changes: di
 
 
 def test_a_rule_of_the_native_managers_host_tier_is_refused_with_upstreams() -> None:
-    asked = {"native_host_admission": "second_touch"}
+    asked = {"native_host_admission": "adaptive"}
     said = constructors.objection(Settings.model_validate(asked), engine())
-    assert said.startswith("kvfix.native_host_admission: second_touch: TensorRT-LLM's own manager has no such")
+    assert said.startswith("kvfix.native_host_admission: adaptive: TensorRT-LLM's own manager has no such")
     assert constructors.objection(Settings.model_validate(asked | {"manager": "native"}), engine()) == ""
 
 

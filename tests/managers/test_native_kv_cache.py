@@ -255,22 +255,24 @@ WITH_HOST = {"blocks_per_window": {64: (16, 4)}}
 def test_the_host_tier_takes_evicted_blocks_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
     with bench("S", **WITH_HOST) as b:
         assert b.impl.core.config.host_admission == "all"
-    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "second_touch")
+    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "adaptive")
     with bench("S", **WITH_HOST) as b:
-        assert b.impl.core.config.host_admission == "second_touch"
+        assert b.impl.core.config.host_admission == "adaptive"
     with (
-        pytest.raises(NotServed, match=r"^kvfix.native_host_admission: second_touch is about a host tier"),
+        pytest.raises(NotServed, match=r"^kvfix.native_host_admission: adaptive is about a host tier"),
         bench("S"),
     ):
         pass
 
 
 def test_blocks_that_the_full_host_tier_declined_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "second_touch")
+    monkeypatch.setenv("TRTLLM_KVFIX_NATIVE_HOST_ADMISSION", "adaptive")
     with bench("S", **WITH_HOST) as b:
         before = counters.read()["native_declined_blocks"]
-        for request_id in range(1, 40):
-            b.served(request_id, range(100 * request_id, 100 * request_id + 20))
+        for request_id in range(1, 11):  # five prompts come back, and long ones push them out
+            b.served(request_id, range(100 * (request_id % 5), 100 * (request_id % 5) + 20))
+        for request_id in range(11, 40):
+            b.served(request_id, range(100 * request_id, 100 * request_id + 60))
         declined = b.impl.core.get_kv_cache_stats().total.blocks_declined
         assert declined > 0
         for _ in range(2):

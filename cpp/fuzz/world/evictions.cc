@@ -21,7 +21,7 @@ BlockManagerConfig small_config(Random& random) {
     config.partial_reuse = false;
     config.offload_priority_min = random.pick(std::vector<Priority>{0, 30, 40});
     if (host != 0 && random.one_in(2)) {
-        config.host_admission = HostAdmission::second_touch;
+        config.host_admission = HostAdmission::adaptive;
     }
     config.events_max = 1U << 20;
     config.seed = {random.word(), random.word()};
@@ -52,7 +52,8 @@ Evictions::Evictions(std::uint64_t seed)
       manager_(small_config(random_)),
       primary_free_(manager_.config().windows.front().blocks_primary),
       host_free_(manager_.config().windows.front().blocks_host),
-      gone_max_(primary_free_ + host_free_) {}
+      gone_max_(primary_free_ + host_free_),
+      newcomers_(static_cast<std::uint32_t>(host_free_)) {}
 
 void Evictions::step() {
     switch (random_.below(16)) {

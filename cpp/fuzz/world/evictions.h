@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/block_manager.h"
+#include "core/newcomers.h"
 #include "fuzz/world/random.h"
 
 namespace kvfix::world {
@@ -70,6 +71,11 @@ class Evictions {
     std::vector<BlockPtr> found(const Path& path) const;
     void take_primary_slot();
     void evict_primary();
+    bool adaptive() const { return manager_.config().host_admission == HostAdmission::adaptive; }
+    template <class Alone>
+    bool newcomers_have_enough(Alone&& alone) const;
+    template <class Alone>
+    BlockPtr host_victim(Alone&& alone) const;
     bool take_host_slot(const Block& evicted);
     void drop(const BlockPtr& block);
     std::vector<Path> take_out(const BlockPtr& block);  // and what is below it
@@ -91,6 +97,7 @@ class Evictions {
     std::uint64_t gone_max_;
     std::set<Path> gone_;         // dropped last, up to that many
     std::set<Path> gone_before_;  // and as many before them
+    Newcomers newcomers_;         // its arithmetic is the core's own: tests/core/model has it a second time
     std::uint64_t clock_ = 0;
     RequestId next_id_ = 1;
     std::vector<Going> going_;  // those of this step, in order

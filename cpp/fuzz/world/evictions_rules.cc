@@ -7,6 +7,18 @@
 #include "fuzz/world/evictions.h"
 
 namespace kvfix::world {
+namespace {
+
+std::uint64_t key_of(const std::vector<TokenId>& path) {
+    std::uint64_t key = 0;
+    for (const TokenId block : path) {
+        key = (key ^ static_cast<std::uint64_t>(block)) * 0x9E3779B97F4A7C15U;
+        key ^= key >> 29;
+    }
+    return key;
+}
+
+}  // namespace
 
 std::vector<Evictions::BlockPtr> Evictions::found(const Path& path) const {
     std::vector<BlockPtr> blocks;
@@ -75,6 +87,41 @@ void Evictions::evict_primary() {
     going_.push_back({.to_host = true, .blocks = {victim->path}});
 }
 
+template <class Alone>
+bool Evictions::newcomers_have_enough(Alone&& alone) const {
+    const auto others =
+        std::ranges::count_if(tree_, [&](const auto& each) { return alone(*each.second) && each.second->asked_again; });
+    return newcomers_.leave_enough(static_cast<std::uint32_t>(others));
+}
+
+template <class Alone>
+Evictions::BlockPtr Evictions::host_victim(Alone&& alone) const {
+    const auto since = [](const Block& block) { return block.host_since; };
+    const auto first = [&](bool newcomer, bool leaf) {
+        return first_of(
+            [&](const Block& block) {
+                return alone(block) && (adaptive() && !block.asked_again) == newcomer &&
+                       (!leaf || !has_child(block, false));
+            },
+            since);
+    };
+    for (const bool leaf : {true, false}) {
+        const BlockPtr known = first(false, leaf);
+        const BlockPtr newcomer = first(true, leaf);
+        if (known == nullptr || newcomer == nullptr) {
+            if (known != nullptr || newcomer != nullptr) {
+                return known == nullptr ? newcomer : known;
+            }
+            continue;
+        }
+        if (known->priority != newcomer->priority) {
+            return known->priority < newcomer->priority ? known : newcomer;
+        }
+        return newcomers_have_enough(alone) ? newcomer : known;
+    }
+    return nullptr;
+}
+
 bool Evictions::take_host_slot(const Block& evicted) {
     if (host_free_ == 0) {
         const auto since = [](const Block& block) { return block.host_since; };
@@ -85,11 +132,12 @@ bool Evictions::take_host_slot(const Block& evicted) {
             copy->host = false;
             ++host_free_;
         } else {
-            const BlockPtr leaf =
-                first_of([&](const Block& block) { return alone(block) && !has_child(block, false); }, since);
-            const BlockPtr victim = leaf == nullptr ? first_of(alone, since) : leaf;
-            const bool all = manager_.config().host_admission == HostAdmission::all;
-            if (victim != nullptr && (all || evicted.asked_again || evicted.priority > victim->priority)) {
+            const BlockPtr victim = host_victim(alone);
+            const auto may_enter = [&] {
+                return newcomers_.may_enter() && !(victim->asked_again && newcomers_have_enough(alone));
+            };
+            if (victim != nullptr &&
+                (!adaptive() || evicted.asked_again || evicted.priority > victim->priority || may_enter())) {
                 drop(victim);
             }
         }
@@ -102,6 +150,12 @@ bool Evictions::take_host_slot(const Block& evicted) {
 }
 
 void Evictions::drop(const BlockPtr& block) {
+    std::set<Path> asked_again;
+    for (const auto& [path, each] : tree_) {
+        if (each->asked_again) {
+            asked_again.insert(path);
+        }
+    }
     std::vector<Path> paths = take_out(block);
     std::ranges::sort(paths, [](const Path& a, const Path& b) {  // the longest first, and the last first among equals
         return a.size() != b.size() ? a.size() > b.size() : a > b;
@@ -111,6 +165,7 @@ void Evictions::drop(const BlockPtr& block) {
             gone_before_ = std::exchange(gone_, {});
         }
         gone_.insert(path);
+        newcomers_.note_gone(key_of(path), asked_again.contains(path));
     }
 }
 
@@ -148,6 +203,7 @@ void Evictions::enter(const Live& live) {
         if (tree_.try_emplace(block->path, block).second) {
             block->in_tree = true;
             block->asked_again = was_here(block->path);
+            newcomers_.note_missed(key_of(block->path));
         }
     }
 }

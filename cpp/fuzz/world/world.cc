@@ -30,7 +30,7 @@ BlockManagerConfig drawn_config(Random& random) {
     config.offload_priority_min = static_cast<Priority>(random.one_in(2) ? 30 : random.below(101));
     const auto has_host = [](const WindowConfig& window) { return window.blocks_host != 0; };
     if (std::ranges::any_of(config.windows, has_host) && random.one_in(3)) {
-        config.host_admission = HostAdmission::second_touch;
+        config.host_admission = HostAdmission::adaptive;
     }
     config.events_max = random.pick(std::vector<std::uint32_t>{0, 5, 1U << 20, 1U << 20, 1U << 20});
     config.hash_bits = random.one_in(6) ? random.between(1, 6) : kBlockHashBits;

@@ -45,8 +45,28 @@ def offload(state: State, window: Window, victim: Block) -> None:
     state.free(victim, "primary")
 
 
-def may_push_out(state: State, evicted: Block, victim: Block) -> bool:
-    return state.config.host_admission == "all" or evicted.asked_again or evicted.priority > victim.priority
+def may_push_out(state: State, window: Window, only: list[Block], evicted: Block, victim: Block) -> bool:
+    if state.config.host_admission == "all" or evicted.asked_again or evicted.priority > victim.priority:
+        return True
+    protected = victim.asked_again and newcomers_have_enough(window, only)
+    return window.newcomers.share >= 1_000_000 // 32 and not protected
+
+
+def newcomers_have_enough(window: Window, only: list[Block]) -> bool:
+    others = sum(b.asked_again for b in only)
+    return others * 1_000_000 <= (1_000_000 - window.newcomers.share) * window.newcomers.slots
+
+
+def host_victim(state: State, window: Window, only: list[Block]) -> Block:
+    """Of blocks that are only in host."""
+    leaves = [b for b in only if b.outside or not window.children(b)]
+    candidates = leaves or only
+    lowest = [b for b in candidates if b.priority == min(c.priority for c in candidates)]
+    newcomers = [b for b in lowest if not b.asked_again]
+    if state.config.host_admission == "adaptive" and 0 < len(newcomers) < len(lowest):
+        newcomer = newcomers_have_enough(window, only)
+        lowest = [b for b in lowest if b.asked_again is not newcomer]
+    return min(lowest, key=lambda b: b.entered_at)
 
 
 def make_host_room(state: State, window: Window, evicted: Block | None = None) -> bool:
@@ -65,9 +85,8 @@ def make_host_room(state: State, window: Window, evicted: Block | None = None) -
     only = [b for b in window.tree() if b.host_group == "only_in_host"]
     if not only:
         return False
-    leaves = [b for b in only if b.outside or not window.children(b)]
-    victim = min(leaves or only, key=lambda b: (b.priority, b.entered_at))
-    if evicted is not None and not may_push_out(state, evicted, victim):
+    victim = host_victim(state, window, only)
+    if evicted is not None and not may_push_out(state, window, only, evicted, victim):
         state.bump("blocks_declined")
         return False
     state.bump("blocks_dropped", len(list(victim.family())))

@@ -1,6 +1,6 @@
 """The records of the model, and the three moves that everything else is made of: `refresh`, `drop` and `free`."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from struct import pack
 
@@ -153,15 +153,34 @@ class Sequence:
         return [block for row in self.columns for column in row if not column.left for block in column.blocks]
 
 
+class Newcomers:
+    """The share of a full host tier, in millionths, of blocks for which no second request has asked."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.share = 500_000
+        self.step = max(200, 1_000_000 // max(slots, 1))
+        self.gone = (Recent(slots // 16), Recent(slots // 16))  # newcomers, and others
+
+    def missed(self, prefix: Hashable) -> None:
+        newcomers, others = (max(len(gone.young) + len(gone.old), 1) for gone in self.gone)
+        if prefix in self.gone[0]:
+            self.share = min(self.share + self.step * others // newcomers, 1_000_000)
+        elif prefix in self.gone[1]:
+            self.share = max(self.share - self.step * newcomers // others, 0)
+
+
 @dataclass(eq=False)
 class Window:
     shape: WindowShape
     blocks: list[Block] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
     gone: Recent = field(init=False)  # prefixes whose last block was dropped
+    newcomers: Newcomers = field(init=False)
 
     def __post_init__(self) -> None:
         self.gone = Recent(self.shape.primary + self.shape.host)
+        self.newcomers = Newcomers(self.shape.host)
 
     def root(self, key: RootKey, before: Prefix = ()) -> Root:
         for root in self.roots:
@@ -294,6 +313,7 @@ class State:
         for each in reversed(block.by_generation()):
             if len(each.tokens) == self.config.tokens_per_block:
                 window.gone.note(each.spelled())
+                window.newcomers.gone[each.asked_again].note(each.spelled())
         self.take_out(block)
 
     def take_out(self, block: Block) -> None:

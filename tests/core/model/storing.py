@@ -55,6 +55,8 @@ def add_child(state: State, seq: Sequence, node: Root | Block, block: Block, beg
     window = state.window_of(block)
     assert window is not None
     block.asked_again = len(block.tokens) == state.config.tokens_per_block and block.spelled() in window.gone
+    if len(block.tokens) == state.config.tokens_per_block:
+        window.newcomers.missed(block.spelled())
     state.bump("blocks_stored")
     state.refresh(block)
 

@@ -156,7 +156,7 @@ Examples:
 @click.option(
     "--host-tier",
     type=click.Choice([kind.value for kind in HostTierKind]),
-    help="TensorRT-LLM's own host tier, the native manager's with second_touch, or the offload connector's.",
+    help="TensorRT-LLM's own host tier, the native manager's with adaptive, or the offload connector's.",
 )
 @click.option(
     "--host-admission",

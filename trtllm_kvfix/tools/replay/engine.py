@@ -181,9 +181,7 @@ def _manager(shape: CacheShape) -> BlockManager:
                 tokens_per_block=shape.tokens_per_block,
                 blocks_primary=shape.blocks_primary,
                 blocks_host=0 if shape.host_tier is HostTierKind.CONNECTOR else shape.blocks_host,
-                host_admission="second_touch"
-                if shape.blocks_host and shape.host_tier is HostTierKind.NATIVE
-                else "all",
+                host_admission="adaptive" if shape.blocks_host and shape.host_tier is HostTierKind.NATIVE else "all",
             )
         )
     except ValueError as error:

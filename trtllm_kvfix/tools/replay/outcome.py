@@ -19,7 +19,7 @@ class HostTierKind(str, Enum):
     """Owners of the host blocks."""
 
     BUILT_IN = "built-in"
-    NATIVE = "native"  # with kvfix.native_host_admission: second_touch; with `all` it is as the built-in one
+    NATIVE = "native"  # with kvfix.native_host_admission: adaptive; with `all` it is as the built-in one
     CONNECTOR = "connector"
 
 

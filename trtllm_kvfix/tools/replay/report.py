@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TIERS = {
     HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
-    HostTierKind.NATIVE: "the native manager's host tier (admission: second_touch, drops the least recently used)",
+    HostTierKind.NATIVE: "the native manager's host tier (admission: adaptive, drops the least recently used)",
     HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops {dropped})",
 }
 _DROPPED = {
