@@ -137,10 +137,11 @@ TEST(HostAdmission, AllTakesWhatWasAskedForOnce) {
     EXPECT_EQ(declined(manager), 0U);
 }
 
-// Two newcomers push the prompt out of a tier of two slots, and after `others` more it comes back. Whether it then
-// outlasts two newcomers, as only what is known does.
+// Newcomers push the prompt out of a tier of eight slots, and after `others` more it comes back. Whether it then outlasts
+// eight newcomers, as only what is known does.
 bool is_known_after(std::uint32_t others) {
-    Manager manager(adaptive(2, 2));
+    constexpr std::uint32_t kSlots = 8;
+    Manager manager(adaptive(2, kSlots));
     send_out(manager, 1, kX);
     TokenId newcomer = 100'000;
     RequestId id = 3;
@@ -149,18 +150,18 @@ bool is_known_after(std::uint32_t others) {
             send_out(manager, id, tokens(4, newcomer));
         }
     };
-    send_newcomers(2 + others);
+    send_newcomers(kSlots + others);
     EXPECT_FALSE(cached(manager, kX));
     send_out(manager, id, kX);
     id += 2;
-    send_newcomers(2);
+    send_newcomers(kSlots);
     return cached(manager, kX);
 }
 
 TEST(HostAdmission, ABlockThatWasDroppedIsKnownWhenItComesBack) { EXPECT_TRUE(is_known_after(0)); }
 
 TEST(HostAdmission, WhatWasDroppedLongAgoIsForgotten) {
-    EXPECT_FALSE(is_known_after(2 * 4)) << "twice as many as there are slots";
+    EXPECT_FALSE(is_known_after(2 * 10)) << "twice as many as there are slots";
 }
 
 TEST(HostAdmission, AHigherPriorityPushesOutALowerOne) {
