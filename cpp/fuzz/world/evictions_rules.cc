@@ -12,7 +12,7 @@ namespace {
 std::uint64_t key_of(const std::vector<TokenId>& path) {
     std::uint64_t key = 0;
     for (const TokenId block : path) {
-        key = (key ^ static_cast<std::uint64_t>(block)) * 0x9E3779B97F4A7C15U;
+        key = (key ^ (static_cast<std::uint64_t>(block) + 1)) * 0x9E3779B97F4A7C15U;  // 0 behind 0 would stay 0
         key ^= key >> 29;
     }
     return key;
