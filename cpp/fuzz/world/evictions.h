@@ -78,7 +78,7 @@ class Evictions {
     BlockPtr host_victim(Alone&& alone) const;
     bool take_host_slot(const Block& evicted);
     void drop(const BlockPtr& block);
-    std::vector<Path> take_out(const BlockPtr& block);  // and what is below it
+    std::vector<BlockPtr> take_out(const BlockPtr& block);  // and what is below it
     bool was_here(const Path& path) const { return gone_.contains(path) || gone_before_.contains(path); }
     void enter(const Live& live);
     void let_go(const BlockPtr& block);

@@ -1,5 +1,6 @@
 // The rules of docs/block-manager.md, section 6, in plain lists: which block goes, and what goes with it.
 #include <algorithm>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -150,28 +151,23 @@ bool Evictions::take_host_slot(const Block& evicted) {
 }
 
 void Evictions::drop(const BlockPtr& block) {
-    std::set<Path> asked_again;
-    for (const auto& [path, each] : tree_) {
-        if (each->asked_again) {
-            asked_again.insert(path);
-        }
-    }
-    std::vector<Path> paths = take_out(block);
-    std::ranges::sort(paths, [](const Path& a, const Path& b) {  // the longest first, and the last first among equals
-        return a.size() != b.size() ? a.size() > b.size() : a > b;
-    });
-    for (const Path& path : paths) {
+    std::vector<BlockPtr> out = take_out(block);
+    const auto turn = [](const BlockPtr& each) { return std::tuple(each->path.size(), each->path); };
+    std::ranges::sort(out, std::ranges::greater(), turn);  // the longest first, and the last first among equals
+    for (const BlockPtr& each : out) {
+        const Path& path = each->path;
         if (!gone_.contains(path) && gone_.size() == gone_max_) {
             gone_before_ = std::exchange(gone_, {});
         }
         gone_.insert(path);
-        newcomers_.note_gone(key_of(path), asked_again.contains(path));
+        newcomers_.note_gone(key_of(path), each->asked_again);
     }
 }
 
 // With everything below it. A block that is held continues as the holder's own.
-std::vector<Evictions::Path> Evictions::take_out(const BlockPtr& block) {
+std::vector<Evictions::BlockPtr> Evictions::take_out(const BlockPtr& block) {
     Going gone{.to_host = false, .blocks = {}};
+    std::vector<BlockPtr> out;
     const Path top = block->path;
     for (auto at = tree_.lower_bound(top); at != tree_.end();) {
         const Path& path = at->first;
@@ -179,7 +175,7 @@ std::vector<Evictions::Path> Evictions::take_out(const BlockPtr& block) {
             break;
         }
         gone.blocks.insert(path);
-        Block& each = *at->second;
+        Block& each = *out.emplace_back(at->second);
         const bool was_cached = each.cached();
         each.in_tree = false;
         if (was_cached) {
@@ -192,9 +188,8 @@ std::vector<Evictions::Path> Evictions::take_out(const BlockPtr& block) {
         }
         at = tree_.erase(at);
     }
-    std::vector<Path> paths(gone.blocks.begin(), gone.blocks.end());
     going_.push_back(std::move(gone));
-    return paths;
+    return out;
 }
 
 void Evictions::enter(const Live& live) {
