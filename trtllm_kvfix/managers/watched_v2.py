@@ -368,7 +368,7 @@ class WatchedV2:
                 continue
             one = self._followed[request_id]
             cache, begin, first = one.cache, one.told, one.blocks
-            one.filled = filled = one.request.get_num_tokens(0) - 1  # it is past its prompt
+            one.filled = filled = filled_of(one.request)
             end = min(filled // size, first) * size
             if end > begin:
                 one.told = end
