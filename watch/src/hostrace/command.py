@@ -2,7 +2,6 @@
 be watched, and for bad usage; 130 after ctrl-C in front of the command."""
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from hostrace import __version__, launch
-from hostrace.diff import diff
+from hostrace.diff import diff, send_to_nowhere
 from hostrace.errors import HostraceError
 from hostrace.page import page
 from hostrace.races import read
@@ -140,4 +139,4 @@ def tell(text: str) -> None:
     try:
         click.echo(text, err=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        send_to_nowhere(sys.stderr)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -56,10 +57,15 @@ def show(text: str) -> None:
     try:
         click.echo(text)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at its end
+        send_to_nowhere(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise click.exceptions.Exit(EXIT_PIPE_GONE) from error
         raise HostraceError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def send_to_nowhere(stream: TextIO) -> None:
+    """Once it has failed: Python would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def verdict(before: Side, after: Side) -> int:
