@@ -289,7 +289,8 @@ ci: lint docs bound gtest  ## everything that a change must pass
 
 ci-python: test-py test-pages test-dist test-mpi test-nixl test-mooncake verify  ## the half of ci that is Python's
 
-ci-native: test-cpp tsan race-control asan fuzz bench-cpp  ## the half of ci that is C++'s
+# The C++ tests run under both sanitizers here. `make test` runs them without: a third build takes as long as either.
+ci-native: tsan race-control asan fuzz bench-cpp  ## the half of ci that is C++'s
 
 AARCH64_HERE := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 # Weekly in the workflow, and before a release: hours on two cores. What `make ci` does with few examples, seconds and
