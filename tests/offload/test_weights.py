@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from trtllm_kvfix.native import Mark
 from trtllm_kvfix.offload import patches
 from trtllm_kvfix.offload.ledger import LoadJob, Step, Weights
 from trtllm_kvfix.offload.patches import OUTDATED
 from trtllm_kvfix.offload.transfers import Transfers
 
 from .conftest import Bench, MakeBench
+from .held import mark_behind
 from .rank_threads import on_all, started
 from .test_round_trip import prompt
 from .upstream_double import Request, State
@@ -55,12 +55,8 @@ def stores_held(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     behind = bench.device.create_stream()
     gate = bench.device.close_gate(behind)
 
-    def mark(self: Transfers, stream: int) -> Mark:
-        del stream
-        return self._marks.set(behind)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Transfers, "mark", mark)
+        patch.setattr(Transfers, "mark", mark_behind(bench.device, behind))
         yield lambda: bench.device.open_gate(gate)
 
 
