@@ -1,5 +1,6 @@
 #include "device/sim_stream.h"
 
+#include <atomic>
 #include <system_error>
 #include <utility>
 
@@ -60,12 +61,17 @@ void SimStream::run() {
     }
 }
 
-// Yields 1 to 32 times; every power of two is as likely as the next. On a busy machine each yield may give away a whole
-// time slice.
+// Spins for 1 to 32 turns; every power of two is as likely as the next. The longest lag yields as well, so that the CPU
+// runs ahead on one core and on a busy machine, too. Each turn does not: there a yield gives away a whole time slice.
 void SimStream::lag() {
-    const std::uint64_t yields = std::uint64_t{1} << (random_() % 6);
-    for (std::uint64_t i = 0; i < yields; ++i) {
+    constexpr std::uint64_t kSpinsOfATurn = 1'000;  // about as long as a yield to nobody
+    constexpr std::uint64_t kLongest = 5;
+    const std::uint64_t length = random_() % (kLongest + 1);
+    if (length == kLongest) {
         std::this_thread::yield();
+    }
+    for (std::uint64_t i = 0; i < kSpinsOfATurn << length; ++i) {
+        std::atomic_signal_fence(std::memory_order_seq_cst);  // so that the compiler keeps the loop
     }
 }
 

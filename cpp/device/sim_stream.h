@@ -1,5 +1,5 @@
 // One stream of the simulated device: a thread that runs operations later, in the order in which they were enqueued.
-// Before each it yields a seeded number of times, so that the CPU normally runs ahead. No time is measured anywhere.
+// Before each it spins for a seeded number of turns, so that the CPU normally runs ahead. No time is measured anywhere.
 //
 // The first operation that fails breaks the stream for good, as an error does on a GPU. Work behind it is skipped,
 // because its input may be missing. Events behind it complete with the failure, and every later call on the stream

@@ -1,9 +1,13 @@
 """Holds the device in front of what each step writes until the host waits for that step: by then the host has prepared
-the next one, and has reported stores of blocks that nothing has written."""
+the next one, and has reported stores of blocks that nothing has written. Holds transfers, too."""
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
+
+from trtllm_kvfix.native import Device, Mark
+from trtllm_kvfix.offload.transfers import Transfers
 
 from .stand_in import OffloadServer
 
@@ -42,3 +46,17 @@ class Held:
                 assert running.lane.wait(running.job.number, WAIT_S)
         if self._gates:
             self._server.tensors.open_gate(self._gates.popleft())
+
+
+def mark_behind(device: Device, gated: int) -> Callable[[Transfers, int], Mark]:
+    """This takes the place of `Transfers.mark`: a transfer waits for this stream as well as for the one that computes.
+    If it waited for this one alone, it could meet a step that still has its blocks."""
+
+    def mark(self: Transfers, stream: int) -> Mark:
+        computed = device.create_event()
+        device.record(computed, stream)
+        device.make_wait(gated, computed)
+        device.destroy_event(computed)
+        return self._marks.set(gated)
+
+    return mark

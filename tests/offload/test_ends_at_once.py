@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 
-from trtllm_kvfix.native import Mark
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload.worker import OffloadWorker
 
 from .conftest import Bench, MakeBench, serve_alone
+from .held import mark_behind
 from .upstream_double import Request, State
 
 V2 = SimpleNamespace(kv_cache_map={})
@@ -61,12 +61,7 @@ def end(bench: Bench, request: Request, state: State) -> None:
 def hold_transfers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     behind = bench.device.create_stream()
     gate = bench.device.close_gate(behind)
-
-    def mark(self: Transfers, stream: int) -> Mark:
-        del stream
-        return self._marks.set(behind)
-
-    monkeypatch.setattr(Transfers, "mark", mark)
+    monkeypatch.setattr(Transfers, "mark", mark_behind(bench.device, behind))
 
     def release() -> None:
         monkeypatch.undo()

@@ -9,10 +9,11 @@ import pytest
 
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.native import Device, Mark
+from trtllm_kvfix.native import Device
 from trtllm_kvfix.offload.patches import KeptBlocks
 from trtllm_kvfix.offload.transfers import Transfers
 
+from .held import mark_behind
 from .stand_in import OffloadServer, offloading
 
 DEVICE_BLOCKS, HOST_BLOCKS = 9, 32
@@ -43,17 +44,13 @@ def transfers_held(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> It
     gate = Gate(server.device, behind)
     wait_for = Transfers.wait_for
 
-    def mark(self: Transfers, stream: int) -> Mark:
-        del stream
-        return self._marks.set(behind)
-
     def opened(self: Transfers, jobs: Collection[int]) -> None:
         if jobs:
             gate.open()
         wait_for(self, jobs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transfers, "mark", mark)
+        patch.setattr(Transfers, "mark", mark_behind(server.device, behind))
         patch.setattr(Transfers, "wait_for", opened)
         yield gate
 

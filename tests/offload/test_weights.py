@@ -5,14 +5,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from trtllm_kvfix.native import Mark
 from trtllm_kvfix.offload import patches
 from trtllm_kvfix.offload.ledger import LoadJob, Step, Weights
 from trtllm_kvfix.offload.patches import OUTDATED
 from trtllm_kvfix.offload.transfers import Transfers
 
 from .conftest import Bench, MakeBench
+from .held import mark_behind
 from .rank_threads import on_all, started
+from .test_order import gate_closed
 from .test_round_trip import prompt
 from .upstream_double import Request, State
 
@@ -55,12 +56,8 @@ def stores_held(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     behind = bench.device.create_stream()
     gate = bench.device.close_gate(behind)
 
-    def mark(self: Transfers, stream: int) -> Mark:
-        del stream
-        return self._marks.set(behind)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Transfers, "mark", mark)
+        patch.setattr(Transfers, "mark", mark_behind(bench.device, behind))
         yield lambda: bench.device.open_gate(gate)
 
 
@@ -121,9 +118,10 @@ def test_the_wait_is_over_when_nothing_new_comes(make_bench: MakeBench, monkeypa
     bench = make_bench()
     executor, transfers = bench.executor, bench.worker.side._transfers
     executor.submit(Request(1, prompt(1)))
-    while not transfers.running():
-        executor.step()
-    (first,) = transfers.running()
+    with gate_closed(bench):  # or the store may be over within the step in which it begins
+        while not transfers.running():
+            executor.step()
+        (first,) = transfers.running()
     later = type(first)(first.job._replace(number=99), lane=first.lane)
     waited: list[int] = []
     monkeypatch.setattr(transfers, "running", lambda: [first, later][: 1 + len(waited)])
@@ -154,7 +152,8 @@ def test_a_load_that_is_on_its_way_brings_nothing(
 
         monkeypatch.setattr(bench.scheduler, "update_state_after_alloc", change_first)
     else:
-        executor.step()
+        with gate_closed(bench):  # or the load may be over within the step
+            executor.step()
         assert request.state is State.LOADING
         updated(bench)
     executor.run()
@@ -174,7 +173,8 @@ def test_it_is_read_where_loads_are_not_outdated(make_bench: MakeBench, monkeypa
     serve(bench, 1)
     bench.executor.forget_device_cache()
     bench.executor.submit(Request(2, prompt(1)))
-    bench.executor.step()
+    with gate_closed(bench):
+        bench.executor.step()
     updated(bench)
     bench.executor.run()
     assert 2 in bench.executor.corrupt
