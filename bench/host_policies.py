@@ -452,8 +452,8 @@ WIDTHS = np.array([4.0, *(2.0 ** ((bucket - 1) // 4) for bucket in range(1, BUCK
 
 
 class Told:
-    """A tier that stores what is computed, or asked for while the GPU has it, and has been told the future of each kind:
-    how many of its blocks are asked for again at which age. It keeps those whose slots bring most by that."""
+    """A tier that stores what is computed, or asked for while the GPU has it, and has been told how many blocks of each
+    kind are asked for again at which age. It keeps those whose slots bring most by that."""
 
     def __init__(self, slots: int, requests: Sequence[Touched]) -> None:
         self.slots, self.requests = slots, requests
@@ -489,7 +489,9 @@ class Told:
         both = reused + left
         risked = both[:, ::-1].cumsum(axis=1)[:, ::-1] - left / 2
         chances = reused / np.maximum(risked, 1)
-        return np.array([[best_rate(of[begin:], WIDTHS[begin:]) for begin in range(BUCKETS)] for of in chances])
+        return np.array(
+            [[best_rate(of[begin:].tolist(), WIDTHS[begin:].tolist()) for begin in range(BUCKETS)] for of in chances]
+        )
 
     def found(self) -> int:
         """Counts the blocks that requests found here and not on the GPU."""
