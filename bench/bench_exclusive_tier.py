@@ -4,7 +4,8 @@ host_hit_percent         prompt tokens that the host tier brought
 written_per_computed     blocks written to it, for each that was computed
 written_blocks           all of them
 
-`native, ...` are replays of the native manager's own host tier, with each `native_host_admission`. `exclusive ...` are
+`native, ...` are replays of the native manager's own host tier, with each `native_host_admission`, and
+`connector, adaptive` of the connector's, which is not offered what the GPU evicts. `exclusive ...` are
 simulations over the same requests, one after the other, with a GPU that drops what was asked for the longest ago.
 `exclusive LRU` stands for the built-in tier.
 """
@@ -27,7 +28,11 @@ from trtllm_kvfix.tools.replay.trace import read_trace
 SIZES_GIB = (20, 55, 100, 200, 400, 800)
 CHAT_SLOTS = (40, 80, 150, 300, 600, 1200)
 CHAT_SHAPE = SHAPE.model_copy(update={"tokens_per_block": 32, "blocks_primary": 150, "bytes_per_block": None})
-NATIVE = {"native, all": HostTierKind.BUILT_IN, "native, adaptive": HostTierKind.NATIVE}
+REPLAYED = {
+    "native, all": HostTierKind.BUILT_IN,
+    "native, adaptive": HostTierKind.NATIVE,
+    "connector, adaptive": HostTierKind.CONNECTOR,
+}
 
 
 class Case(NamedTuple):
@@ -52,7 +57,7 @@ def case_of(workload: Workload, shape: CacheShape, sizes: dict[str, int]) -> Cas
 def measure(case: Case, *, simulate: bool) -> Iterator[Row]:
     tokens = case.shape.tokens_per_block
     for size, slots in case.sizes.items():
-        results = {name: replayed(case, kind, slots) for name, kind in NATIVE.items()}
+        results = {name: replayed(case, kind, slots) for name, kind in REPLAYED.items()}
         if simulate:
             results |= {name: simulated(case, make(slots)) for name, make in EXCLUSIVE.items()}
         for name, (from_host, written, computed) in results.items():

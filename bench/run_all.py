@@ -11,7 +11,7 @@ from pathlib import Path
 from measure import RESULTS
 
 HERE = Path(__file__).parent
-REPLAYING = ("bench_replay.py", "bench_host_admission.py", "bench_exclusive_tier.py")
+REPLAYING = ("bench_replay.py", "bench_host_admission.py", "bench_exclusive_tier.py", "bench_inclusive_tier.py")
 
 
 def main() -> None:
