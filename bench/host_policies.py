@@ -405,9 +405,8 @@ class Touched(NamedTuple):
     kinds: list[int]
 
 
-KindOf: TypeAlias = Callable[
-    [float, int, float], int
-]  # share of the prompt that was known, times, tiers since the last
+# Of the share of its prompt that was known, how often a block had been asked for, and how many tiers ago.
+KindOf: TypeAlias = Callable[[float, int, float], int]
 
 
 def by_warmth(known: float, times: int, since: float) -> int:

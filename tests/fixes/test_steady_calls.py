@@ -41,9 +41,9 @@ def left_behind(call: Callable[[], object], rounds: int = ROUNDS_MAX) -> Left:
     """What a round of calls leaves behind, by then: the first that leaves nothing is the last.
 
     Python keeps lists, tuples and frames that are freed for the next ones, up to 2,000 of a kind. Each call may add to
-    these until they are full, which looks as if it left something behind. Looking takes some of them
-    too, and not the same ones each time. So each round is compared with the one before, both at the same point: what
-    comes and goes cannot grow from round to round.
+    these until they are full, which looks as if it left something behind. Looking takes some of them too, and not the
+    same ones each time. So each round is compared with the one before, both at the same point: what comes and goes
+    cannot grow from round to round.
     """
     gc.collect()
     gc.disable()
