@@ -28,7 +28,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "canary": ("observe", "observe"),
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),
-    "runtime_dir": ("elsewhere", "elsewhere"),
+    "runtime_dir": ("/elsewhere", "/elsewhere"),
     "record": ("requests.jsonl", "requests.jsonl"),
     "record_bytes_max": ("2GiB", 2 << 30),
     "kind": ("mooncake", "mooncake"),
@@ -141,6 +141,10 @@ def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
         (
             {"TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S": "1:30.5"},
             "TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S is '1:30.5': YAML reads 1:3",
+        ),
+        (
+            {"TRTLLM_KVFIX_RUNTIME_DIR": "run/server"},
+            "TRTLLM_KVFIX_RUNTIME_DIR is 'run/server': each process would look for it in a folder of its own; write an",
         ),
         (
             {"TRTLLM_KVFIX_CONFIG": "missing.yaml"},

@@ -1,9 +1,19 @@
 """The settings themselves, one model for each section of `kvfix:`. Where their values come from is in settings.py."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, RootModel, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    RootModel,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from trtllm_kvfix.fix_ids import BLIND, FIX_IDS
@@ -48,10 +58,17 @@ def _file_bytes(value: object) -> int:
     return int(size.number * (size.unit_bytes or 1))
 
 
+def _folder(value: str) -> str:
+    if not Path(value).is_absolute():
+        raise ValueError("each process would look for it in a folder of its own; write an absolute path")
+    return value
+
+
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
 CanaryChoice: TypeAlias = Annotated[CanaryWord, BeforeValidator(lambda value: "off" if value is False else value)]
 Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
+Folder: TypeAlias = Annotated[str, AfterValidator(_folder)]
 FileBytes: TypeAlias = Annotated[int, PlainValidator(_file_bytes)]
 StagingMode: TypeAlias = Annotated[Literal["auto", "snapshot", "early_copy"], BeforeValidator(_staging_mode)]
 
@@ -152,7 +169,7 @@ class Settings(Section):
     """Prometheus port of rank 0; rank r listens on this + r. None: no metrics are served."""
     agreement_timeout_s: float = Field(default=120, gt=0)
     """Longest wait of a rank for the others: before an engine starts, and when ranks of the offload connector meet."""
-    runtime_dir: str | None = None
+    runtime_dir: Folder | None = None
     """Folder for attestations. None: a folder of this user below the temporary one."""
     record: str | None = None
     """File to which the requests are recorded for `trtllm-kvfix replay`. None: nothing is recorded."""

@@ -207,7 +207,7 @@ from {EXECUTOR}.py_executor import PyExecutor
 trtllm_kvfix.enable()
 print(PyExecutor().start_worker())
 """
-    done = python(small, code, TRTLLM_KVFIX_RUNTIME_DIR="file/below")
+    done = python(small, code, TRTLLM_KVFIX_RUNTIME_DIR=str(small / "file" / "below"))
     assert done.stdout == "started\n"
     assert done.stderr.count("the attestation cannot be written: ") == 1
 
