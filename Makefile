@@ -245,7 +245,7 @@ bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benc
 # Left out are those that take minutes there and have one thread. Under AddressSanitizer they run.
 ONE_THREAD := ^(SimDeterminism|fuzz_)
 tsan: $(VENV)/.ready  ## C++ tests and stress under ThreadSanitizer
-	@$(call cpp_build,tsan,$(tests) $(call sanitized,thread))
+	@$(call cpp_build,tsan,$(tests) $(call sanitized,thread) -DKVFIX_BUILD_WORLDS=OFF)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) ctest --test-dir build/tsan --output-on-failure --no-tests=error -j $(JOBS) \
 		-E '$(ONE_THREAD)'
 	@$(call stress,TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan)
@@ -255,9 +255,10 @@ race-control: $(VENV)/.ready  ## the stress without the lock, which must fail: s
 	@$(call stress,tools/must_race.sh $(FIXED_ADDRESSES) build/race-control)
 
 asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(call cpp_build,asan,$(tests) $(call sanitized,address$(comma)undefined))
+	@$(call cpp_build,asan,$(tests) $(call sanitized,address$(comma)undefined) $(if $(WITH_BENCH),-DKVFIX_BUILD_BENCH=ON))
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
 	@$(call stress,build/asan)
+	@$(if $(WITH_BENCH),build/asan/bin/kvfix_bench --benchmark_min_time=0.001)
 
 # With STEPS=10000000 only the worlds, without sanitizers: a million steps take about a quarter of a minute.
 fuzz: $(VENV)/.ready  ## fuzz the block manager for a while, or for STEPS=N; the first needs clang with its libFuzzer
@@ -281,9 +282,8 @@ half = rm -f build/ci-$(1).passed; { $(2) ci-$(1) </dev/null 2>&1 && touch build
 # Side by side, because most Python tests keep one core busy. Everything that both halves build comes first. As a pipe, in
 # which nothing flows: ctrl-C ends both halves, and would not reach a job in the background. What failed comes last,
 # because many who run this keep only the end of what it prints.
-# The benchmarks run only for a moment, to show that they still compile and that their checks of values still hold.
 ci: lint docs bound gtest  ## everything that a change must pass
-	@{ $(call half,native,$(MAKE) BENCH_CPP_ARGS=--benchmark_min_time=0.01) >build/ci-native.log; } | \
+	@{ $(call half,native,$(MAKE)) >build/ci-native.log; } | \
 		{ $(call half,python,$(MAKE)) | tee build/ci-python.log; }; \
 	cat build/ci-native.log; failed=; \
 	for half in native python; do [ -e build/ci-$$half.passed ] || { \
@@ -292,8 +292,10 @@ ci: lint docs bound gtest  ## everything that a change must pass
 
 ci-python: test-py test-pages test-dist test-mpi test-nixl test-mooncake verify  ## the half of ci that is Python's
 
-# The C++ tests run under both sanitizers here. `make test` runs them without: a third build takes as long as either.
-ci-native: tsan race-control asan fuzz bench-cpp  ## the half of ci that is C++'s
+# The C++ tests run under both sanitizers here. `make test` runs them without: a third build takes as long as either. The
+# benchmarks run for a moment, to show that they still compile and that their checks of values still hold.
+ci-native: WITH_BENCH := 1
+ci-native: tsan race-control asan fuzz  ## the half of ci that is C++'s
 
 AARCH64_HERE := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 # Weekly in the workflow, and before a release: hours on two cores. What `make ci` does with few examples, seconds and
