@@ -142,10 +142,11 @@ def test_ways_of_the_rollout(tmp_path: Path, what: str, word: str, how: str) -> 
         lacks_one(served, word)
 
 
-def test_the_switch_works_where_nothing_else_does(tmp_path: Path) -> None:
-    """A file of settings that nobody can read, and a section in the server's own file that is refused."""
+@pytest.mark.parametrize("file", ["kvfix: {fixs: {}}\n", "kvfix: {fixes: {\n"], ids=["refused", "unreadable"])
+def test_the_switch_works_where_nothing_else_does(tmp_path: Path, file: str) -> None:
+    """A file of settings that is refused or cannot be read, and a section in the server's own file that is refused."""
     pod = Pod(tmp_path, "B")
-    pod.files["kvfix.yaml"] = "kvfix: {fixes: {\n"
+    pod.files["kvfix.yaml"] = file
     pod.files["server.yaml"] += "kvfix: {enabled: 'false'}\n"
     name, _, value = cells()["any fix"]["variable"].partition("=")
     pod.variables |= {name: value, "TRTLLM_KVFIX_X": "1"}
