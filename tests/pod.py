@@ -40,6 +40,20 @@ def documents() -> dict[str, Any]:
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
+def pod_spec() -> dict[str, Any]:
+    return dict(documents()["Deployment"]["spec"]["template"]["spec"])
+
+
+def container() -> dict[str, Any]:
+    """The only one of the pod."""
+    (found,) = pod_spec()["containers"]
+    return dict(found)
+
+
+def variables_of(server: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in server["env"]}
+
+
 class Served:
     """A server that is up, as its probes and its operator see it."""
 
@@ -94,8 +108,8 @@ def part(line: str, label: str) -> str:
 class Pod:
     def __init__(self, folder: Path, variant: str) -> None:
         self.folder = folder
-        (self.container,) = documents()["Deployment"]["spec"]["template"]["spec"]["containers"]
-        self.variables = {each["name"]: each["value"] for each in self.container["env"]}
+        self.container = container()
+        self.variables = variables_of(self.container)
         self.files = dict(documents()["ConfigMap"]["data"])
         self.entry_point = [SERVE]
         self._variant = variant

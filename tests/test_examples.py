@@ -15,7 +15,7 @@ import yaml
 
 from tests import fresh
 from tests.overlay.upstream_double import environment
-from tests.pod import EXAMPLES, SERVE, TRTLLM_SERVE, documents, program
+from tests.pod import EXAMPLES, SERVE, TRTLLM_SERVE, container, documents, pod_spec, program, variables_of
 from tests.standin.fixture import STANDIN
 from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.settings import load
@@ -171,8 +171,8 @@ def test_unit_is_one_that_systemd_takes(installed: Path) -> None:
 def test_configurations_are_valid() -> None:
     """Those of the fixes are in files of their own: without `run`, TensorRT-LLM refuses what it does not know."""
     of_kubernetes = documents()["ConfigMap"]["data"]
-    (container,) = documents()["Deployment"]["spec"]["template"]["spec"]["containers"]
-    port = {each["name"]: each["value"] for each in container["env"] if "METRICS" in each["name"]}
+    name = "TRTLLM_KVFIX_METRICS_PORT"
+    port = {name: variables_of(container())[name]}
     for text, environ in (((EXAMPLES / "kvfix.yaml").read_text(), {}), (of_kubernetes["kvfix.yaml"], port)):
         assert load(environ=environ, section=yaml.safe_load(text)["kvfix"]).metrics_port == 9400
     for text in ((EXAMPLES / "server.yaml").read_text(), of_kubernetes["server.yaml"]):
@@ -181,12 +181,12 @@ def test_configurations_are_valid() -> None:
 
 def test_manifest_names_what_the_image_holds() -> None:
     """Ports by name, the configuration's port of metrics, and the probe where the Dockerfile puts it."""
-    (container,) = documents()["Deployment"]["spec"]["template"]["spec"]["containers"]
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    server = container()
+    ports = {each["name"]: each["containerPort"] for each in server["ports"]}
     assert ports == {"http": 8000, "fixes": 9400}
     assert {each["targetPort"] for each in documents()["Service"]["spec"]["ports"]} == ports.keys()
     dockerfile = (EXAMPLES / "container" / "Dockerfile").read_text()
-    probe = container["livenessProbe"]["exec"]["command"][0]
+    probe = server["livenessProbe"]["exec"]["command"][0]
     assert f"container/serve.sh examples/container/{Path(probe).name} {Path(probe).parent}/" in dockerfile
     assert ("container/serve.sh" in dockerfile, f'ENTRYPOINT ["{Path(probe).parent}/serve.sh"]' in dockerfile) == (
         True,
@@ -254,11 +254,10 @@ def test_probe_says_where_nobody_listens() -> None:
 
 def test_a_pod_s_volume_holds_the_folder_of_the_server(installed: Path) -> None:
     """The kubelet makes an emptyDir that everybody may write in."""
-    pod = documents()["Deployment"]["spec"]["template"]["spec"]
-    (server,) = pod["containers"]
-    told = {each["name"]: each["value"] for each in server["env"]}["TRTLLM_KVFIX_RUNTIME_DIR"]
+    server = container()
+    told = variables_of(server)["TRTLLM_KVFIX_RUNTIME_DIR"]
     (mount,) = [each for each in server["volumeMounts"] if Path(told).is_relative_to(each["mountPath"])]
-    assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
+    assert {"name": mount["name"], "emptyDir": {}} in pod_spec()["volumes"]
     volume = installed.parent / "volume"
     volume.mkdir()
     volume.chmod(0o777)
