@@ -1,8 +1,8 @@
 """bench/against.py: two packages side by side, in turns, by the rows that both have."""
 
-import importlib.util
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -33,12 +33,7 @@ with (options.results / "rows.csv").open("w", newline="") as file:
 @pytest.fixture
 def against(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "bench")
-    spec = importlib.util.spec_from_file_location("against", ROOT / "bench" / "against.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_module("against")
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """bench/host_policies.py: the tiers beside the GPU that pages compare, on traffic whose end can be counted by hand."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -14,15 +13,10 @@ GPU = 12
 SLOTS = 16
 
 
-@pytest.fixture(scope="module")
-def policies() -> ModuleType:
-    path = ROOT / "bench/host_policies.py"
-    spec = importlib.util.spec_from_file_location("host_policies", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["host_policies"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def policies(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    return import_module("host_policies")
 
 
 @pytest.fixture
