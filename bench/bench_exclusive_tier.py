@@ -82,26 +82,33 @@ def simulated(case: Case, policy: ExclusiveLru) -> tuple[int, int, int]:
     return case.shape.tokens_per_block * from_host, written, case.blocks - on_gpu - from_host
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE", help="may be given again")
     parser.add_argument("--requests", type=int, default=6000, help="of the traffic that is made here")
-    parser.add_argument("--replays", action="store_true", help="no simulations, which take minutes")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="300 requests and the smallest size")
+    return parser
+
+
+def workloads(arguments: argparse.Namespace) -> Iterator[Workload]:
+    """The traffic that is made here, and then the traces."""
+    yield agents(300 if arguments.quick else arguments.requests)
+    for trace in arguments.trace:
+        requests = read_trace(trace).requests
+        yield Workload(trace.stem, requests, TokenBook(requests))
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--replays", action="store_true", help="no simulations, which take minutes")
     arguments = parser.parse_args()
-    requests = 300 if arguments.quick else arguments.requests
     few = 1 if arguments.quick else None
     server = {f"{gib} GiB": gib * GIB // BLOCK_BYTES for gib in SIZES_GIB[:few]}
     chat = {f"{slots} blocks": slots for slots in CHAT_SLOTS[:few]}
-    cases = [
-        case_of(agents(requests), SHAPE, server),
-        *(case_of(generate("chat", seed=seed).workload, CHAT_SHAPE, chat) for seed in range(3)),
-    ]
-    for trace in arguments.trace:
-        read = read_trace(trace).requests
-        cases.append(case_of(Workload(trace.stem, read, TokenBook(read)), SHAPE, server))
-    for case in cases:
+    made, *traces = (case_of(workload, SHAPE, server) for workload in workloads(arguments))
+    chats = (case_of(generate("chat", seed=seed).workload, CHAT_SHAPE, chat) for seed in range(3))
+    for case in (made, *chats, *traces):
         report("host_admission.csv", measure(case, simulate=not arguments.replays), arguments.results)
 
 

@@ -11,13 +11,11 @@ takes a block when it is asked for. `told ...` are tiers that store at once and 
 on this very trace, though not which.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
-from bench_exclusive_tier import SIZES_GIB
-from bench_host_admission import BLOCK, BLOCK_BYTES, GIB, agents, once
+from bench_exclusive_tier import SIZES_GIB, options, workloads
+from bench_host_admission import BLOCK, BLOCK_BYTES, GIB, once
 from host_policies import (
     Asked,
     ExclusiveLru,
@@ -30,11 +28,10 @@ from host_policies import (
     evicted_to,
     touched,
 )
-from measure import RESULTS, Row, report
+from measure import Row, report
 
 from trtllm_kvfix.tools.replay.engine import Workload
-from trtllm_kvfix.tools.replay.tokens import TokenBook
-from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
+from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID
 
 SLOTS_PER_GIB = GIB // (BLOCK_BYTES * (TOKENS_PER_HASH_ID // BLOCK))
 GPU = 60 * SLOTS_PER_GIB
@@ -72,22 +69,10 @@ def measure(workload: Workload, sizes: list[int]) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE", help="may be given again")
-    parser.add_argument("--requests", type=int, default=6000, help="of the traffic that is made here")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--quick", action="store_true", help="300 requests and the smallest size")
-    arguments = parser.parse_args()
-    workloads = [agents(300 if arguments.quick else arguments.requests)]
-    for trace in arguments.trace:
-        requests = read_trace(trace).requests
-        workloads.append(Workload(trace.stem, requests, TokenBook(requests)))
-    for workload in workloads:
-        report(
-            "host_admission.csv",
-            measure(workload, list(SIZES_GIB[: 1 if arguments.quick else None])),
-            arguments.results,
-        )
+    arguments = options(__doc__).parse_args()
+    sizes = list(SIZES_GIB[: 1 if arguments.quick else None])
+    for workload in workloads(arguments):
+        report("host_admission.csv", measure(workload, sizes), arguments.results)
 
 
 if __name__ == "__main__":

@@ -463,8 +463,7 @@ class Told:
         self.here: dict[int, tuple[int, int, int]] = {}  # kind, when asked for, and its turn among others of the kind
         self.parents: dict[int, int] = {}
         self.children: Counter[int] = Counter()
-        kinds = 1 + max(max(each.kinds, default=0) for each in requests)
-        self.leaves: list[list[tuple[int, int]]] = [[] for _ in range(kinds)]
+        self.leaves: list[list[tuple[int, int]]] = [[] for _ in self.worth]
         self.turn = self.stored = 0
 
     def bucket(self, age: int) -> int:
