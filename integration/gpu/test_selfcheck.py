@@ -28,5 +28,6 @@ def test_every_fix_holds(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     found = report.compose(steps.run(steps.names(), limit_s=LIMIT_S))
     assert found["problems"] == []
     needed = {fix.id for fix in ALL if fix.expected[variant] is State.NEEDED}
-    seen = {each["name"]: each["verdict"] for each in found["scenarios"] if each["fix"] in needed}
-    assert seen == dict.fromkeys(seen, "holds") and len(seen) == len(needed)
+    seen = {each["name"]: each for each in found["scenarios"] if each["fix"] in needed}
+    assert {name: each["verdict"] for name, each in seen.items()} == dict.fromkeys(seen, "holds")
+    assert {each["fix"] for each in seen.values()} == needed  # some have more than one
