@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
 
-from trtllm_kvfix.canary.canary import Canary
+from trtllm_kvfix.canary.canary import Canary, Pool
 from trtllm_kvfix.canary.fills import Write
-from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.managers.watched_v2 import WatchedV2, watch
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.settings import Settings
@@ -155,11 +154,11 @@ def rates(device_name: str, block_mib: int, memory_mib: int, rounds: int) -> lis
     stream = device.create_stream()
     count, slot_bytes = memory_mib // block_mib, block_mib * MIB
     source, target = (device.empty([count * slot_bytes], "uint8") for _ in range(2))
-    parts = Pool(source.address, slot_bytes, range(LAYERS)).parts
-    digests, slots = device.block_digests(source.address, slot_bytes, LAYERS, parts, count, 1), list(range(count))
+    pool, slots = Pool(source.address, slot_bytes, range(LAYERS)), list(range(count))
+    ring = device.digest_ring(stream, [pool.digested], LAUNCHES * count, 1)
 
     def digest() -> None:
-        digests.launch(0, slots, stream)
+        ring.send(slots)
 
     def copy() -> None:
         device.copy(target.address, source.address, count * slot_bytes, stream)
@@ -173,7 +172,9 @@ def rates(device_name: str, block_mib: int, memory_mib: int, rounds: int) -> lis
             for _ in range(LAUNCHES):
                 enqueue()
             device.synchronize(stream)
-            gbps.append(LAUNCHES * moved * count * slot_bytes / (perf_counter() - begin) / 1e9)
+            took = perf_counter() - begin
+            ring.arrived()
+            gbps.append(LAUNCHES * moved * count * slot_bytes / took / 1e9)
         found.append(Row(f"{block_mib} MiB", count, name, "gbps", Summary.of(gbps)))
     device.destroy_stream(stream)
     return found

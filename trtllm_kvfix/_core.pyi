@@ -1161,25 +1161,32 @@ class Device:
         Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.
         """
 
-    def block_digests(self, address: int, slot_bytes: int, layers: int, parts: int, places: int, key: int) -> BlockDigests:
+    def digest_ring(self, stream: int, pools: list[tuple[int, int, int, int]], places: int, key: int) -> DigestRing:
         """
-        Pinned memory for digests of blocks of the pool at this address, `places` at once. A block consists of `layers` stretches, one behind the other, each digested in `parts`.
+        A ring for digests of so many blocks at once. Each pool is an address, the bytes of a block there, the number of layers that lie in it one behind the other, and in how many parts each is digested. A block has the same slot in each pool.
         """
 
-class BlockDigests:
+class DigestRing:
     """
-    Digests of blocks of a pool, at places of pinned memory. A place belongs to the device from a launch until it has run.
+    Digests of blocks as the stream's work so far has left them, in a ring of pinned memory. Not for two threads at once.
     """
 
-    def launch(self, first: int, slots: list[int], stream: int) -> None:
+    @property
+    def free(self) -> int:
+        """Blocks for which there is room."""
+
+    def send(self, slots: list[int]) -> None:
         """
-        Runs a kernel that digests the blocks in these slots, into the places from `first` on.
+        Runs a kernel that digests the blocks in these slots. There must be room.
         """
 
-    def read(self, first: int, count: int) -> list[bytes]:
+    def arrived(self) -> list[list[bytes]]:
         """
-        What it has found: for each block, 8 bytes of each layer. They and the layer's bytes add up to its digest.
+        What has arrived since the last call: for each that was sent, 8 bytes of each layer of each block. They and the layer's bytes add up to its digest.
         """
+
+    def done(self) -> bool:
+        """Whether the device is done with the memory."""
 
     def __repr__(self) -> str: ...
 

@@ -302,7 +302,7 @@ void bind_device(nb::module_& m) {
     bind_streams(device);
     bind_memory(device);
     bind_copies(device);
-    bind_block_digests(m, device);
+    bind_digest_ring(m, device);
     m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,
           "Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.");
 }

@@ -28,6 +28,6 @@ struct DeviceArray {
 std::vector<CopySpan> read_spans(nanobind::handle dst, nanobind::handle src, nanobind::handle nbytes);
 SourceOrder source_order(const std::string& name);
 
-void bind_block_digests(nanobind::module_& module, nanobind::class_<Device>& device);
+void bind_digest_ring(nanobind::module_& module, nanobind::class_<Device>& device);
 
 }  // namespace kvfix::bindings

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from trtllm_kvfix.canary import canary as module
-from trtllm_kvfix.canary.canary import STALE_PER_SLOT_MAX, Canary, Rounds, sentence
+from trtllm_kvfix.canary.canary import STALE_PER_SLOT_MAX, Canary, Pool, Rounds, sentence
 from trtllm_kvfix.canary.fills import Fill, Write
-from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import DeviceError, open_device, unplug
 
@@ -194,7 +193,7 @@ def test_too_little_memory_ends_the_canary_and_not_the_start(
     def refuse(*_: object, **__: object) -> None:
         raise DeviceError("cannot pin")
 
-    monkeypatch.setattr(module, "Ring", refuse)
+    monkeypatch.setattr(module, "ring_of", refuse)
     server = Server()
     server.fill(1, [3])
     server.canary.close()

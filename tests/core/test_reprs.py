@@ -64,7 +64,7 @@ def of_devices() -> Iterator[object]:
         native.CopyingCall(by_tensor, Fuse("staged-offsets-v1"), blocking=print, finish=print, finish_every=True),
         launch,
         native.DeviceTable(target, SIMULATED),
-        SIMULATED.block_digests(target.address, 64, 2, 1, places=3, key=0),
+        SIMULATED.digest_ring(0, [(target.address, 64, 2, 1)], places=3, key=0),
     )
     stager.close()
 

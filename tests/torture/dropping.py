@@ -79,7 +79,7 @@ class Things:
             "turn lock": native.TurnLock(),
             "mark": mark,
             "stream marks": behind_the_stream,
-            "digests": device.block_digests(target.address, 64, 2, 1, places=3, key=0),
+            "digests": device.digest_ring(0, [(target.address, 64, 2, 1)], places=3, key=0),
             "place of threads": native.PlaceOfThread(find_torch),
             "place": place,
             "graph memory": graph_memory,

@@ -4,7 +4,7 @@ The device is ours, and does nothing by itself: digests are made in the order in
 copies of pages, which is any that streams and events allow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,20 +59,48 @@ class NamedPages:
         number = self._recorded[event]
         self._order.enqueue(stream, lambda: None, lambda: self._reached[event] >= number)
 
-    def block_digests(self, address: int, _slot_bytes: int, layers: int, _parts: int, places: int, _key: int) -> Any:
-        group = address // GROUP_BYTES - 1
-        found = [b""] * places
+    def digest_ring(self, stream: int, pools: Sequence[tuple[int, ...]], places: int, _key: int) -> Any:
+        ((address, _, layers, _),) = pools
 
-        def launch(first: int, slots: Sequence[int], stream: int) -> None:
-            def digest() -> None:
-                for place, slot in enumerate(slots, first):
-                    digest = self._contents.digest(group, slot) & (1 << 63) - 1
-                    found[place] = digest.to_bytes(8, "little") * layers
+        def digest(slots: Sequence[int]) -> list[bytes]:
+            group = address // GROUP_BYTES - 1
+            digests = (self._contents.digest(group, slot) & (1 << 63) - 1 for slot in slots)
+            return [digest.to_bytes(8, "little") * layers for digest in digests]
 
-            self._contents.note(*self._levels.take_moves())  # these stand before it
-            self._order.enqueue(stream, digest, lambda: True)
+        def before() -> None:
+            self._contents.note(*self._levels.take_moves())
 
-        return SimpleNamespace(launch=launch, read=lambda first, count: found[first : first + count])
+        return Ring(partial(self._order.enqueue, stream), digest, before, places)
+
+
+class Ring:
+    """As the native one: what was sent arrives in its order, and its places are free from then on."""
+
+    def __init__(
+        self, enqueue: Callable[..., None], digest: Callable[[Sequence[int]], list[bytes]], before: Callable[[], None],
+        places: int,
+    ) -> None:  # fmt: skip
+        """`before`: called at each sending, for what stands before it."""
+        self.free = places
+        self._enqueue, self._digest, self._before = enqueue, digest, before
+        self._digested: list[list[bytes]] = []
+        self._on_way = 0
+
+    def send(self, slots: Sequence[int]) -> None:
+        assert len(slots) <= self.free
+        self.free -= len(slots)
+        self._on_way += 1
+        self._before()
+        self._enqueue(lambda: self._digested.append(self._digest(slots)), lambda: True)
+
+    def arrived(self) -> list[list[bytes]]:
+        found, self._digested = self._digested, []
+        self.free += sum(map(len, found))
+        self._on_way -= len(found)
+        return found
+
+    def done(self) -> bool:
+        return self._on_way == len(self._digested)
 
 
 class Launched(NamedTuple):

@@ -1,7 +1,8 @@
 """The canary of one engine: it has blocks digested behind each step, and compares.
 
-The loop waits for nothing: digests that have not arrived are looked at later, and what does not fit into the ring waits
-its turn, or is missed and counted.
+A kernel on the model's own stream makes the digests behind the step, where the blocks lie. The loop waits for nothing:
+digests that have not arrived are looked at later, and what does not fit into their ring waits its turn, or is missed
+and counted.
 """
 
 import random
@@ -10,34 +11,36 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import wraps
-from itertools import repeat
 from math import gcd
-from operator import attrgetter, mod
-from typing import Any, Literal, Protocol, TypeVar, cast, get_args
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
 from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
-from trtllm_kvfix.canary.ring import Looks, Pool, Ring
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
-from trtllm_kvfix.native import Device, DeviceError, TransferItem
+from trtllm_kvfix.native import Device, DeviceError, DigestRing, TransferItem
+from trtllm_kvfix.staging.in_use import keep
 
 BLOCKS_PER_STEP = 8  # that live, where nobody asks for another number
 STEPS_IN_RING = 3  # one whose looks are read, while the next two may be on their way
 STEP_BYTES_MAX = 16 << 20  # of blocks that are looked at because something has happened to them
 STEP_LOOKS_MAX = 256  # the same
 DUE_MAX = 16384  # of them that wait for a step with room
+ROUND_STRIDES_MIN = 16  # from the beginning of the list to its end, so that a step's slots are one slice of it, or two
 STALE_PER_SLOT_MAX = 16  # slots that a call throws out for each that it wants: many at once take several steps
 FINDINGS_MAX = 100  # that are kept; all are counted
 FINDINGS_ATTESTED = 10
 STEPS_REMEMBERED = 1024  # with the requests that they wrote for
 WRITERS_MAX = 16  # named in a finding
 
+PART_BYTES = 32 << 10  # of a layer, each digested by a thread block of the kernel
+
 OBSERVES = "observes"
 
-digests_of = attrgetter("digests")
+slot_of, digests_of = attrgetter("slot"), attrgetter("digests")
 
 Kind = Literal["changed", "unfilled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -84,6 +87,24 @@ class CanaryReport:
     findings: list[Finding] = field(default_factory=list)  # the first ones
 
 
+class Pool(NamedTuple):
+    """Where blocks lie on the device, or their parts of some layers."""
+
+    address: int
+    slot_bytes: int
+    layers: Sequence[int]  # their numbers, as they lie in a slot, one behind the other
+
+    @property
+    def digested(self) -> tuple[int, int, int, int]:
+        parts = max(1, self.slot_bytes // len(self.layers) // PART_BYTES)
+        return self.address, self.slot_bytes, len(self.layers), parts
+
+
+# Those that something has happened to; and the slots of live blocks with what they hold, of which there is no more to
+# say: they come in every step.
+Looks: TypeAlias = tuple[list[BlockLook], list[int], list[Fill]]
+
+
 class Rounds:
     """Rounds over slots, each in a new random order, so that nothing in step with one escapes for ever.
 
@@ -117,7 +138,7 @@ class Rounds:
                 break
             slots = self._next(wanted)
             of_slots = list(map(fill_of, slots))
-            if None in of_slots or None in map(digests_of, of_slots):
+            if not (all(of_slots) and all(map(digests_of, of_slots))):
                 known = {slot: fill for slot, fill in zip(slots, of_slots, strict=True) if fill and fill.digests}
                 self._known.difference_update(set(slots) - known.keys())
                 slots, of_slots = list(known), list(known.values())
@@ -127,18 +148,25 @@ class Rounds:
         return found, fills
 
     def _next(self, count: int) -> list[int]:
-        slots, size, first = self._slots, len(self._slots), self._place
-        end = first + count * self._stride
-        self._place, self._left = end % size, self._left - count
-        return list(map(slots.__getitem__, map(mod, range(first, end, self._stride), repeat(size))))
+        slots, stride, first = self._slots, self._stride, self._place
+        found: list[int] = []
+        while (wanted := count - len(found)) > 0:
+            part = slots[first : first + wanted * stride : stride]
+            found += part
+            first += len(part) * stride
+            if first >= len(slots):  # it goes round
+                first -= len(slots)
+        self._place, self._left = first, self._left - count
+        return found
 
     def _begin_round(self) -> None:
         self._slots, self._following = self._following, []
         self._left = size = len(self._slots)
         if size:
-            self._place, self._stride = self._random.randrange(size), self._random.randrange(1, size + 1)
+            stride_max = max(1, size // ROUND_STRIDES_MIN)
+            self._place, self._stride = self._random.randrange(size), self._random.randint(1, stride_max)
             while gcd(self._stride, size) != 1:  # or else it comes round before it has been everywhere
-                self._stride = self._random.randrange(1, size + 1)
+                self._stride = self._random.randint(1, stride_max)
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -195,8 +223,9 @@ class Canary:
         self._report = CanaryReport(OBSERVES, blocks_per_step)
         self._counted: tuple[int, ...] = (0,) * len(COUNTED)
         self._closed = False
+        self._on_way: deque[tuple[Looks, int]] = deque()  # and the step behind which they were sent
         try:
-            self._ring = Ring(device, stream, pools, places, self._random.getrandbits(64))
+            self._ring = ring_of(device, stream, pools, places, self._random.getrandbits(64))
         except DeviceError as error:  # no kernels, or too little memory that can be pinned
             self.stand_down(error)
 
@@ -334,7 +363,7 @@ class Canary:
         self._closed = True
         try:
             if hasattr(self, "_ring"):  # it may have stood down before it had one
-                self._ring.close()
+                keep(self._ring, self._ring)  # the device may still use its memory
         except Exception as error:
             self.stand_down(error)
 
@@ -362,10 +391,12 @@ class Canary:
     def _send(self, looks: Looks) -> None:
         due, live_slots, _ = looks
         if due or live_slots:
-            self._ring.send(looks, self._report.steps)
+            self._ring.send([*map(slot_of, due), *live_slots])
+            self._on_way.append((looks, self._report.steps))
 
     def _read(self) -> None:
-        for (due, live_slots, live_fills), found, step in self._ring.arrived():
+        for found in self._ring.arrived():
+            (due, live_slots, live_fills), step = self._on_way.popleft()
             for look, digests in zip(due, found, strict=False):
                 self._take(look, digests, step)
             of_live = found[len(due) :]
@@ -418,6 +449,12 @@ class Canary:
         if (kind, occasion) not in self._said:
             self._said.add((kind, occasion))
             self._say("canary: %s. Others of this kind are counted, not logged", sentence(finding))
+
+
+def ring_of(device: Device, stream: int, pools: Sequence[Pool], places: int, key: int) -> DigestRing:
+    if not device.has_kernels:
+        raise DeviceError(f"{device.name} has no kernels: they are built where nvcc is found")
+    return device.digest_ring(stream, [pool.digested for pool in pools], places, key)
 
 
 def differing_layers(kept: bytes, found: bytes) -> tuple[int, ...]:

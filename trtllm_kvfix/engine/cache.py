@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.canary.canary import Canary
+from trtllm_kvfix.canary.canary import Canary, Pool
 from trtllm_kvfix.canary.fills import Write
-from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.engine.batch import StepBatch, StepPart
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 from trtllm_kvfix.engine.machine import Machine

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trtllm_kvfix.canary.canary import Canary, guarded
+from trtllm_kvfix.canary.canary import Canary, Pool, guarded
 from trtllm_kvfix.canary.fills import Write
 from trtllm_kvfix.canary.here import serving
-from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.layout import CacheLayout

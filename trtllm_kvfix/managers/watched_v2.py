@@ -23,10 +23,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trtllm_kvfix.canary.canary import Canary, guarded
+from trtllm_kvfix.canary.canary import Canary, Pool, guarded
 from trtllm_kvfix.canary.fills import NOWHERE
 from trtllm_kvfix.canary.here import serving
-from trtllm_kvfix.canary.ring import Pool
 from trtllm_kvfix.log import described
 from trtllm_kvfix.managers.upstream_v2 import pool_group
 from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open

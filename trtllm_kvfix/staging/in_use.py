@@ -6,17 +6,22 @@ knows of its own copies, but neither of a kernel's reads nor of copies of ours.
 
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from trtllm_kvfix.native import DeviceError
-from trtllm_kvfix.staging.mark import MovableMark
 
-_kept: deque[tuple[MovableMark, Any]] = deque()
-_lost: list[tuple[MovableMark, Any]] = []  # behind work that has failed: nobody knows when it is over
+
+class Behind(Protocol):
+    def done(self) -> bool:
+        """Whether the device has passed the work."""
+
+
+_kept: deque[tuple[Behind, Any]] = deque()
+_lost: list[tuple[Behind, Any]] = []  # behind work that has failed: nobody knows when it is over
 _lock = threading.Lock()  # engines have threads: between a look at the head and taking it, the head stays
 
 
-def keep(behind: MovableMark, memory: Any) -> None:
+def keep(behind: Behind, memory: Any) -> None:
     over = []  # dropped without the lock: the end of memory may wait for the device
     with _lock:
         _kept.append((behind, memory))
