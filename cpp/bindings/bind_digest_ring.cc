@@ -67,7 +67,8 @@ void bind_digest_ring(nb::module_& m, nb::class_<Device>& device) {
              "What has arrived since the last call: for each that was sent, 8 bytes of each layer of each block. They "
              "and the layer's bytes add up to its digest.")
         .def(
-            "done", [](Ring& ring) { return without_gil([&] { return ring.done(); }); }, "Whether the device is done with the memory.")
+            "done", [](Ring& ring) { return without_gil([&] { return ring.done(); }); },
+            "Whether the device is done with the memory.")
         .def("__repr__", [](const Ring& ring) {
             return Repr("DigestRing")
                 .add("places", ring.places())

@@ -57,9 +57,8 @@ std::vector<ArrivedDigests> DigestRing::arrived() {
 
 void DigestRing::launch(const Pool& pool, std::uint32_t first, std::span<const std::uint32_t> slots) {
     auto* const addresses = static_cast<std::uint64_t*>(pool.blocks.data()) + first;
-    std::ranges::transform(slots, addresses, [&](std::uint32_t slot) {
-        return pool.where.address + slot * pool.where.slot_bytes;
-    });
+    std::ranges::transform(slots, addresses,
+                           [&](std::uint32_t slot) { return pool.where.address + slot * pool.where.slot_bytes; });
     device_->launch(DigestBlocks{.blocks = reinterpret_cast<const std::uint64_t*>(pool.blocks.device_address()) + first,
                                  .sums = reinterpret_cast<std::uint64_t*>(pool.sums.device_address()) +
                                          first * pool.sums_per_block(),

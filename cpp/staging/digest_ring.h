@@ -40,7 +40,8 @@ class DigestRing {
     std::uint32_t layers() const { return layers_; }  // of a block
     std::uint32_t free() const { return free_; }
 
-    // Throws if there are more than are free.
+    // Throws if there are more than are free, and sends none. If the device refuses a call, what the ring holds may be
+    // in use without a fence behind it: nothing may be sent any more.
     void send(std::span<const std::uint32_t> slots);
     // What has arrived since the last call, in the order in which it was sent. Throws if the stream's work has failed,
     // and again when it is asked again.
