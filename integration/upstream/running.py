@@ -26,7 +26,7 @@ from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
 from integration.upstream.v2_copies import OwnLaunch, StepCopies
 from integration.upstream.v2_newest import NewestV2Server
-from integration.upstream.v2_offsets import OffsetsServer
+from integration.upstream.v2_offsets import ByLayerServer, OffsetsServer
 from integration.upstream.v2_server import AwaitedV2Server, V2Server
 from tests.fixes.loans import watched
 from trtllm_kvfix import fixes
@@ -45,6 +45,7 @@ SERVERS: dict[str, Any] = {
     "v2-newest": NewestV2Server,
     "v2-steps": StepServer,
     "v2-offsets": OffsetsServer,
+    "v2-by-layer": ByLayerServer,
     "v2-own-launch": OwnLaunch,
     "v2-step-copies": StepCopies,
     "v2-trim": Steps,

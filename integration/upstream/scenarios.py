@@ -130,6 +130,7 @@ def _offsets() -> list[Scenario]:
         for name, shape in variants.items()
     ] + [
         Scenario("offsets-v2", STAGING_V2, True, PLAIN, APART, eras=("S", "B2", "N", "O"), kind="v2-offsets"),
+        Scenario("offsets-v2-by-layer", STAGING_V2, True, PLAIN, APART, eras=("N", "O"), kind="v2-by-layer"),
         # The host waits for each batch before it prepares the next: nothing is overwritten.
         Scenario("offsets-plain-loop", STAGING, False, replace(PLAIN, overlap=False), SERVED),
     ]
