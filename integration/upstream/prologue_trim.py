@@ -13,6 +13,7 @@ import torch
 
 from integration.upstream import cuda, late
 from integration.upstream.arrivals import Arrival
+from integration.upstream.launch_filter import STEP_PROLOGUE_TRIM
 from integration.upstream.loading import EXECUTOR
 from integration.upstream.server import Outcome
 from integration.upstream.v2_offsets import BLOCKS, OffsetsServer
@@ -23,17 +24,21 @@ AFTER = 2
 PAGES = 4  # of the request, before its next block
 
 
+def waiting(tells: bool) -> tuple[Any, cuda.Event]:
+    """Upstream's executor, and the event for which it waits. Its model engine is ours; AutoDeploy's cannot tell."""
+    executor = object.__new__(import_module(f"{EXECUTOR}.py_executor").PyExecutor)
+    copied = cuda.Event()
+    executor.model_engine = SimpleNamespace(**({"wait_for_input_copy": copied.synchronize} if tells else {}))
+    return executor, copied
+
+
 class Steps(OffsetsServer):
     """Another batch is launched into a tensor of its own, and its copy index takes the place of the first's."""
 
     tells = False  # whether the engine can say when its input copies have been made
 
     def _executor(self) -> Any:
-        """The model engine of this one is ours. AutoDeploy's engine has no such method."""
-        executor = object.__new__(import_module(f"{EXECUTOR}.py_executor").PyExecutor)
-        copied = cuda.Event()
-        executor.model_engine = SimpleNamespace(**({"wait_for_input_copy": copied.synchronize} if self.tells else {}))
-        self.copied = copied
+        executor, self.copied = waiting(self.tells)
         return executor
 
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
@@ -103,3 +108,41 @@ class RewrittenSteps(Steps):
 
 class AwaitedSteps(Steps):
     tells = True
+
+
+class RefilledSteps:
+    """One of the other pinned sources (H7): filled anew for each step, and copied unless the filter knows it already.
+    No excerpt holds upstream's statements that do it; these keep to the filter's contract.
+    """
+
+    def __init__(self, device: late.LateDevice, *, tells: bool = False) -> None:
+        self.device = device
+        self.filter = import_module(STEP_PROLOGUE_TRIM).GLOBAL_COPY_FILTER
+        self.source = late.pinned((PAGES,), torch.int32)
+        self.tensors = {each: late.on_device((PAGES,), torch.int32) for each in ("this", "other")}
+        self.executor, self.copied = waiting(tells)
+        self.read: list[Any] = []  # by attention of this batch, in each step
+
+    def fill(self, value: int) -> None:
+        self.source.fill_(value)
+
+    def copy(self, into: str = "this") -> None:
+        tensor = self.tensors[into]
+        if not self.filter.unchanged(tensor, self.source):
+            tensor.copy_(self.source, non_blocking=True)
+            self.filter.record(tensor, self.source)
+
+    def step(self) -> None:
+        """Of this batch, whose values are the same in each."""
+        self.device.hold()
+        self.fill(1)
+        self.copy()
+        seen = late.on_device((PAGES,), torch.int32)
+        seen.copy_(self.tensors["this"], non_blocking=True)
+        self.read.append(seen)
+        self.copied.record()
+        self.executor._wait_for_model_engine_input_copy()
+
+    def wrong(self) -> int:
+        self.device.settle()
+        return sum(late.plain(each).tolist() != [1] * PAGES for each in self.read)
