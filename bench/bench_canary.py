@@ -3,6 +3,9 @@
 gbps is what the kernel digests, and beside it what a copy within the device reads and writes: the memory's speed.
 Blocks do not change. Run it on a GPU (--device cuda); on the simulated device all but the loop's time means nothing.
 
+A prompt of 4,096 blocks is found whole: hit_us is the call at its admission, and step_us one of the steps behind it
+that look at those blocks, spread_over so many.
+
 Beside a V2 manager, every request generates a token in each step, with a host tier. looks_us is the part that does not
 depend on the requests, and end_us what each takes at its end, all in one step. Caches and requests are doubles in
 Python; slots are so small that looks cost the host alone.
@@ -11,6 +14,7 @@ Python; slots are so small that looks cost the host alone.
 import argparse
 from collections.abc import Callable
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -19,7 +23,7 @@ from typing import Any
 import numpy as np
 from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
 
-from trtllm_kvfix.canary.canary import Canary, Pool
+from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP, Canary, CanaryReport, Pool
 from trtllm_kvfix.canary.fills import Write
 from trtllm_kvfix.managers.watched_v2 import WatchedV2, watch
 from trtllm_kvfix.native import Device, open_device
@@ -27,7 +31,8 @@ from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import on_stream
 
 TOKENS_PER_BLOCK, LAYERS = 32, 64
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+HIT_BLOCKS, HIT_KIB = 4096, (16, 1024)
 V2_LAYERS, SLOT_BYTES = 32, 32 << 9
 V2_WARM_UP = 100  # until looks go round
 LAUNCHES = 4  # one behind the other, so that a launch costs nothing
@@ -65,6 +70,44 @@ def rows(device_name: str, block_mib: int, blocks_per_step: int, steps: int) -> 
         Row(name, blocks_per_step, "canary", "loop_us", Summary.of(loop_us)),
         Row(name, blocks_per_step, "canary", "stream_us", Summary.of(stream_us)),
     ]
+
+
+def hits(device_name: str, block_kib: int, rounds: int) -> list[Row]:
+    device = open_device(device_name)
+    stream = device.create_stream()
+    memory = device.empty((HIT_BLOCKS * block_kib * KIB,), "uint8")
+    pool = Pool(memory.address, block_kib * KIB, range(V2_LAYERS))
+    canary = Canary(device, stream, [pool], TOKENS_PER_BLOCK, BLOCKS_PER_STEP, seed=0)
+    slots, end = list(range(HIT_BLOCKS)), HIT_BLOCKS * TOKENS_PER_BLOCK
+    canary.admitted(0, slots, 0)
+    canary.step([Write(0, slots, 0, end, end)])
+
+    def steps_until(blocks: int, seen: Callable[[CanaryReport], int]) -> list[float]:
+        took = []
+        while seen(canary.report()) < blocks:
+            begin = perf_counter()
+            canary.step([])
+            took.append((perf_counter() - begin) * 1e6)
+            device.synchronize(stream)
+        return took
+
+    steps_until(HIT_BLOCKS, attrgetter("blocks_taken"))
+    hit_us, step_us = [], []
+    with quiet_garbage_collector():
+        for number in range(1, rounds + 1):
+            begin = perf_counter()
+            canary.admitted(number, slots, end)
+            hit_us.append((perf_counter() - begin) * 1e6)
+            step_us.append(steps_until(number * HIT_BLOCKS, lambda found: found.blocks_compared.get("reused", 0)))
+            canary.released(number)
+    found = canary.report()
+    if found.counts or found.missed or found.state != "observes":
+        raise RuntimeError(f"blocks have not changed, and all were looked at, but: {found}")
+    canary.close()
+    device.destroy_stream(stream)
+    name = f"a hit of {HIT_BLOCKS} blocks of {block_kib} KiB"
+    metrics = {"hit_us": hit_us, "step_us": [*chain(*step_us)], "spread_over": [float(len(each)) for each in step_us]}
+    return [Row(name, TOKENS_PER_BLOCK, "canary", metric, Summary.of(values)) for metric, values in metrics.items()]
 
 
 class Generating:
@@ -185,6 +228,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--beside-v2", action="store_true", help="only this, in which block_size is the requests")
+    parser.add_argument("--hits", action="store_true", help="only these")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     args = parser.parse_args()
@@ -193,7 +237,8 @@ def main() -> int:
     memory_mib, rounds = (16, 3) if args.quick else (2048, 20)
     of_kernel = (row for mib in (1, 2, 4, 8) for row in rates(args.device, mib, memory_mib, rounds))
     beside = (row for requests in (8, 64, 256) for row in beside_v2(args.device, requests, steps))
-    chosen = beside if args.beside_v2 else chain(found, of_kernel, beside)
+    of_hits = (row for kib in HIT_KIB[: 1 if args.quick else None] for row in hits(args.device, kib, steps // 5))
+    chosen = beside if args.beside_v2 else of_hits if args.hits else chain(found, of_kernel, beside, of_hits)
     report("canary.csv", chosen, args.results)
     return 0
 

@@ -224,29 +224,25 @@ def test_blocks_across_the_end_of_the_ring_are_digested_as_any_other() -> None:
 
 def test_a_round_looks_at_each_slot_once_and_each_round_in_another_order() -> None:
     rounds = Rounds(random.Random(1))
-    for slot in range(40):
-        rounds.add(slot)
-        rounds.add(slot)
+    rounds.add([*range(40), *range(40)])
+    rounds.add(range(40))
     orders = [[slot for _ in range(14) for slot in rounds.draw(3, lambda _: KNOWN)[0]] for _ in range(2)]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40)) and orders[0] != orders[1]
 
 
 def test_each_slot_is_drawn_again_however_many_come_meanwhile() -> None:
     rounds = Rounds(random.Random(1))
-    for slot in range(40):
-        rounds.add(slot)
+    rounds.add(range(40))
     drawn: Counter[int] = Counter()
     for step in range(75):  # of which three rounds take 14, 23 and 38
         drawn.update(rounds.draw(3, lambda _: KNOWN)[0])
-        for number in range(2):
-            rounds.add(40 + 2 * step + number)
+        rounds.add([40 + 2 * step, 41 + 2 * step])
     assert {drawn[slot] for slot in range(40)} == {3}
 
 
 def test_slots_that_are_not_wanted_any_more_leave_the_round_until_they_are_added_again() -> None:
     rounds = Rounds(random.Random(1))
-    for slot in range(1000):
-        rounds.add(slot)
+    rounds.add(range(1000))
     asked: list[int] = []
 
     def only_the_last(slot: int) -> Fill:
@@ -259,7 +255,7 @@ def test_slots_that_are_not_wanted_any_more_leave_the_round_until_they_are_added
     while len(asked) != 1:  # until no other slot is left
         asked.clear()
         rounds.draw(2, only_the_last)
-    rounds.add(5)
+    rounds.add([5])
     assert {slot for _ in range(3) for slot in rounds.draw(2, lambda _: KNOWN)[0]} == {5, 999}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.canary.world import SIZE, World
 from trtllm_kvfix.canary import fills
-from trtllm_kvfix.canary.fills import BlockLook, FillBooks, Write
+from trtllm_kvfix.canary.fills import FillBooks, Looks, Write
 
 SEEDS, STEPS = 60, 200
 
@@ -47,10 +47,11 @@ MUTANTS = {
     "offload": (TARGET, "        if target_tier is self.primary: self.primary[target] = fill\n"),
     "onboarding": (TARGET, "        if target_tier is self._host: self._host[target] = fill\n"),
     "a slot's new owner": (OWNER + "self.primary[slot] = Fill(request)", OWNER + "pass"),
-    "loads are fills": ("return self._fill(request, sequence, begin, end, end)", "return []"),
+    "loads are fills": ("return self._fill(request, sequence, begin, end, end)", "return Looks([], [], 'filled')"),
     "a part that is reused": ("elif fill.tokens < wanted:", "elif not fill.complete:"),
     "a part whose rest a load writes": ("elif wanted < size:", "elif False:"),
-    "looks that come too late": ("return self.primary.get(look.slot) is look.fill", "return True"),
+    "looks that come too late": ("if now == looks.fills:", "if True:"),
+    "looks of which some come too late": ("if fill is was]", "]"),
     "a whole block, but not the next": ("if begin == place * size and end", "if end"),
     "a position that goes back": ("min(sequence.complete, place_begin)", "sequence.complete"),
 }  # fmt: skip
@@ -76,51 +77,50 @@ class Told:
         self.unfilled: list[tuple[int, int, int]] = []
         self.books = FillBooks(SIZE, lambda slot, fill, reader: self.unfilled.append((slot, fill.filler, reader)))
 
-    def run(self, request: int, slots: list[int], begin: int, end: int) -> list[BlockLook]:
-        return list(self.books.written(Write(request, slots[begin // SIZE :], begin, end, end)))
+    def run(self, request: int, slots: list[int], begin: int, end: int) -> Looks:
+        return self.books.written(Write(request, slots[begin // SIZE :], begin, end, end))
 
 
 def test_a_block_that_a_cancelled_prompt_has_not_reached_is_said_to_be_unfilled() -> None:
     told = Told()
     told.run(1, [5, 6, 7], 0, 12)
-    assert list(told.books.released(1))
-    assert not list(told.books.admitted(2, [5, 6, 7], 0))
+    assert told.books.released(1).slots == [5, 6, 7]
+    assert not told.books.admitted(2, [5, 6, 7], 0).slots
     told.run(2, [5, 6, 7], 0, 6)  # cancelled in the middle, and offered whole
-    list(told.books.released(2))
-    looks = list(told.books.admitted(3, [5, 6, 7, 8], 12))
+    told.books.released(2)
+    looks = told.books.admitted(3, [5, 6, 7, 8], 12)
     assert told.unfilled == [(6, 2, 3), (7, 2, 3)], "the last owner's values do not count"
-    assert [look.slot for look in looks] == [5]
-    list(told.books.admitted(4, [5, 6, 7, 9], 12))
+    assert (looks.slots, looks.occasion, looks.reader) == ([5], "reused", 3)
+    told.books.admitted(4, [5, 6, 7, 9], 12)
     assert len(told.unfilled) == 2, "it is said once"
 
 
 def test_a_block_is_complete_once_its_last_position_is_kept_for_certain() -> None:
     told = Told()
-    assert not list(told.books.written(Write(1, [5, 6], 0, 7, 3)))
+    assert not told.books.written(Write(1, [5, 6], 0, 7, 3)).slots
     assert not told.books.primary[5].complete
-    (look,) = told.books.written(Write(1, [5, 6], 3, 7, 4))
-    assert (look.slot, look.occasion, look.fill.complete) == (5, "filled", True)
+    looks = told.books.written(Write(1, [5, 6], 3, 7, 4))
+    assert (looks.slots, looks.occasion, looks.fills[0].complete) == ([5], "filled", True)
 
 
 def test_a_whole_block_that_is_written_over_a_copy_is_another_fill() -> None:
     told = Told()
     told.run(1, [5], 0, SIZE)
     told.books.grown(1, [6])
-    list(told.books.moved("copy", 5, 6, SIZE))
-    (look,) = told.books.loaded(1, SIZE, 2 * SIZE)
-    assert look.slot == 6 and look.fill is not told.books.primary[5]
-    list(told.books.admitted(2, [5, 7], SIZE))
-    list(told.books.moved("copy", 6, 7, SIZE - 1))
-    (look,) = told.books.loaded(2, SIZE, 2 * SIZE)
-    assert (look.slot, look.fill.filler) == (7, 2)
+    told.books.moved("copy", 5, 6, SIZE)
+    looks = told.books.loaded(1, SIZE, 2 * SIZE)
+    assert looks.slots == [6] and looks.fills[0] is not told.books.primary[5]
+    told.books.admitted(2, [5, 7], SIZE)
+    told.books.moved("copy", 6, 7, SIZE - 1)
+    looks = told.books.loaded(2, SIZE, 2 * SIZE)
+    assert (looks.slots, looks.fills[0].filler) == ([7], 2)
 
 
 def test_a_digest_travels_with_its_block() -> None:
     told = Told()
-    (look,) = told.run(1, [5], 0, SIZE)
-    look.fill.digests = b"7"
-    assert not list(told.books.moved("offload", 5, 2, SIZE))
-    list(told.books.admitted(2, [5], 0))
-    (back,) = told.books.moved("onboard", 2, 9, SIZE)
-    assert (back.slot, back.occasion, back.fill) == (9, "returned", look.fill)
+    (fill,) = told.run(1, [5], 0, SIZE).fills
+    fill.digests = b"7"
+    assert not told.books.moved("offload", 5, 2, SIZE).slots
+    told.books.admitted(2, [5], 0)
+    assert told.books.moved("onboard", 2, 9, SIZE) == Looks([9], [fill], "returned")
     assert told.books.primary[5].digests is None

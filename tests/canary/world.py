@@ -6,7 +6,7 @@ device does at once what it is given. Looks may wait, but not beyond the fill th
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -64,25 +64,26 @@ class World:
     def unfilled(self, slot: int, _fill: Any, reader: int) -> None:
         self.findings.append(f"slot {slot} was never filled, and request {reader} reuses it")
 
-    def tell(self, looks: Iterable[Any]) -> None:
-        self.due.extend(looks)
+    def tell(self, looks: Any) -> None:
+        self.due += [looks.part(place, place + 1) for place in range(len(looks.slots))]
 
     def look(self, count: int) -> None:
         live = [slot for slot, fill in self.books.primary.items() if fill.digests is not None]
         for slot in self.random.sample(live, min(2, len(live))):
-            self.due.append(self.fills.BlockLook(slot, self.books.primary[slot], "live"))
+            self.due.append(self.fills.Looks([slot], [self.books.primary[slot]], "live"))
         for look in self.due[:count]:
-            if self.books.holds(look):
-                self.compare(look)
+            there = self.books.still_there(look)
+            if there.slots:
+                self.compare(there.slots[0], there.fills[0], look.occasion)
         del self.due[:count]
 
-    def compare(self, look: Any) -> None:
-        digests = tuple(self.of(("primary", look.slot)))
-        self.done[look.occasion] += 1
-        if look.fill.digests is None:
-            look.fill.digests = digests
-        elif look.fill.digests != digests:
-            self.findings.append(f"slot {look.slot} has changed (seen: {look.occasion})")
+    def compare(self, slot: int, fill: Any, occasion: str) -> None:
+        digests = tuple(self.of(("primary", slot)))
+        self.done[occasion] += 1
+        if fill.digests is None:
+            fill.digests = digests
+        elif fill.digests != digests:
+            self.findings.append(f"slot {slot} has changed (seen: {occasion})")
 
     def check(self) -> None:
         """What is complete is known to be so: a canary that looks at nothing is silent, too."""

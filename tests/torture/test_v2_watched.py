@@ -169,7 +169,7 @@ LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
     "drafts: a block was given back, and another got": (False, watched_v2.WatchedV2, "_keeps", _goes_by_lengths),
     "drafts: what was got for it is no equal block": (False, watched_v2.WatchedGroup, "takes", _takes_all_for_equal),
     "drafts: they are not kept for certain": (True, watched_v2, "filled_of", _counts_drafts),
-    "looks that come too late": (True, fills.FillBooks, "holds", lambda *_: True),
+    "looks that come too late": (True, fills.FillBooks, "still_there", lambda _, looks: looks),
     "further blocks have been another's": (False, fills.FillBooks, "grown", _keeps_what_was_there),
     "what was written is heard before who has slots": (False, watched_v2.WatchedV2, "_hear", _hears_slots_first),
 }  # fmt: skip

@@ -11,13 +11,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import wraps
+from itertools import chain
 from math import gcd
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
-from trtllm_kvfix.canary.fills import NOBODY, BlockLook, Fill, FillBooks, MoveKind, Occasion, Write
+from trtllm_kvfix.canary.fills import NOBODY, Fill, FillBooks, Looks, MoveKind, Occasion, Write
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
@@ -40,7 +41,7 @@ PART_BYTES = 32 << 10  # of a layer, each digested by a thread block of the kern
 
 OBSERVES = "observes"
 
-slot_of, digests_of = attrgetter("slot"), attrgetter("digests")
+slots_of, digests_of = attrgetter("slots"), attrgetter("digests")
 
 Kind = Literal["changed", "unfilled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -100,11 +101,6 @@ class Pool(NamedTuple):
         return self.address, self.slot_bytes, len(self.layers), parts
 
 
-# Those that something has happened to; and the slots of live blocks with what they hold, of which there is no more to
-# say: they come in every step.
-Looks: TypeAlias = tuple[list[BlockLook], list[int], list[Fill]]
-
-
 class Rounds:
     """Rounds over slots, each in a new random order, so that nothing in step with one escapes for ever.
 
@@ -120,12 +116,12 @@ class Rounds:
         self._place, self._stride = 0, 1
         self._following: list[int] = []  # slots of the next round
 
-    def add(self, slot: int) -> None:
-        if slot not in self._known:
-            self._known.add(slot)
-            self._following.append(slot)
+    def add(self, slots: Iterable[int]) -> None:
+        new = [slot for slot in dict.fromkeys(slots) if slot not in self._known]
+        self._known.update(new)
+        self._following += new
 
-    def draw(self, count: int, fill_of: Callable[[int], Fill | None]) -> tuple[list[int], list[Fill]]:
+    def draw(self, count: int, fill_of: Callable[[int], Fill | None]) -> Looks:
         """The next slots of this round, fewer at its end, and what they hold. A slot whose digests are not known any
         more has to be added again."""
         if not self._left:
@@ -145,7 +141,7 @@ class Rounds:
             found += slots
             fills += cast("list[Fill]", of_slots)
         self._following += found
-        return found, fills
+        return Looks(found, fills, "live")
 
     def _next(self, count: int) -> list[int]:
         slots, stride, first = self._slots, self._stride, self._place
@@ -212,7 +208,8 @@ class Canary:
         self._layers = [layer for pool in pools for layer in pool.layers]
         self._extra = min(STEP_LOOKS_MAX, max(1, STEP_BYTES_MAX // sum(pool.slot_bytes for pool in pools)))
         places = STEPS_IN_RING * (self._extra + blocks_per_step)
-        self._due: deque[BlockLook] = deque()  # because something has happened to the block
+        self._due: deque[Looks] = deque()  # because something has happened to the blocks
+        self._waiting = 0  # blocks in it
         self._left = self._extra  # of them in this step
         self._rounds = Rounds(self._random)  # over blocks whose digests are known
         self._writers: deque[tuple[int, Sequence[int]]] = deque(maxlen=STEPS_REMEMBERED)
@@ -223,7 +220,7 @@ class Canary:
         self._report = CanaryReport(OBSERVES, blocks_per_step)
         self._counted: tuple[int, ...] = (0,) * len(COUNTED)
         self._closed = False
-        self._on_way: deque[tuple[Looks, int]] = deque()  # and the step behind which they were sent
+        self._on_way: deque[tuple[list[Looks], int]] = deque()  # and the step behind which they were sent
         try:
             self._ring = ring_of(device, stream, pools, places, self._random.getrandbits(64))
         except DeviceError as error:  # no kernels, or too little memory that can be pinned
@@ -287,13 +284,15 @@ class Canary:
     def went_on(self, parts: Iterable[tuple[int, int, int, Sequence[int]]]) -> None:
         """As `wrote`, and then each has got further blocks in these slots."""
         loaded, grown = self.books.loaded, self.books.grown
-        looks: list[BlockLook] = []
+        all_looks = Looks([], [], "filled")
         for request, begin, end, slots in parts:
             if end > begin:
-                looks += loaded(request, begin, end)
+                looks = loaded(request, begin, end)
+                all_looks.slots.extend(looks.slots)
+                all_looks.fills.extend(looks.fills)
             if slots:
                 grown(request, slots)
-        self._add(looks)
+        self._add(all_looks)
 
     @guarded
     def step(self, writes: Sequence[Write], writers: Sequence[int] = ()) -> None:
@@ -306,25 +305,27 @@ class Canary:
         for write in writes:
             self._add(self.books.written(write))
         self._left = self._extra
-        due = self._due_ones()
-        live = min(self._blocks_per_step, self._ring.free - len(due))
-        self._send((due, *self._rounds.draw(live, self.books.primary.get)))
+        room = min(self._left, self._ring.free)
+        due = self._due_ones(room) if self._due else []
+        taken = sum(map(len, map(slots_of, due)))
+        self._left -= taken
+        live = min(self._blocks_per_step, self._ring.free - taken)
+        self._send([*due, self._rounds.draw(live, self.books.primary.get)])
 
     @guarded
     def released(self, request: int) -> None:
         """Its blocks are looked at first, and alone: its slots may be given away at once, and of others that was not
         heard yet."""
-        looks = list(self.books.released(request))
-        room = min(self._left, self._ring.free)
-        self._left -= len(looks[:room])
-        self._send((looks[:room], [], []))
-        self._add(looks[room:])
+        looks, room = self.books.released(request), min(self._left, self._ring.free)
+        now = looks.part(0, room)
+        self._left -= len(now.slots)
+        self._send([now])
+        self._add(looks.part(room))
 
     @guarded
     def lost(self, request: int) -> None:
         """A request has ended unheard: its slots may be others' by now."""
-        for _ in self.books.released(request):
-            pass
+        self.books.released(request)
 
     @guarded
     def read(self) -> None:
@@ -369,61 +370,71 @@ class Canary:
 
     # ---- looks ----
 
-    def _add(self, looks: Iterable[BlockLook]) -> None:
-        due = self._due
-        due.extend(looks)
-        while len(due) > DUE_MAX:
-            due.pop()
-            self._report.missed += 1
+    def _add(self, looks: Looks) -> None:
+        count, room = len(looks.slots), DUE_MAX - self._waiting
+        if count > room:
+            self._report.missed += count - room
+            count = room
+        self._waiting += count
+        for begin in range(0, count, STEP_LOOKS_MAX):  # a step takes a part, and does not copy all that wait
+            self._due.append(looks.part(begin, min(count, begin + STEP_LOOKS_MAX)))
 
-    def _due_ones(self) -> list[BlockLook]:
-        looks: list[BlockLook] = []
-        due, holds, room = self._due, self.books.holds, min(self._left, self._ring.free)
-        while due and len(looks) < room:
-            look = due.popleft()
-            if holds(look):
-                looks.append(look)
-            else:
-                self._report.missed += 1
-        self._left -= len(looks)
-        return looks
+    def _due_ones(self, room: int) -> list[Looks]:
+        found: list[Looks] = []
+        while self._due and room > 0:
+            looks = self._due.popleft()
+            if len(looks.slots) > room:
+                self._due.appendleft(looks.part(room))
+                looks = looks.part(0, room)
+            there = self.books.still_there(looks)
+            self._waiting -= len(looks.slots)
+            self._report.missed += len(looks.slots) - len(there.slots)
+            room -= len(there.slots)
+            found.append(there)
+        return found
 
-    def _send(self, looks: Looks) -> None:
-        due, live_slots, _ = looks
-        if due or live_slots:
-            self._ring.send([*map(slot_of, due), *live_slots])
-            self._on_way.append((looks, self._report.steps))
+    def _send(self, all_looks: list[Looks]) -> None:
+        slots = list(chain.from_iterable(map(slots_of, all_looks)))
+        if slots:
+            self._ring.send(slots)
+            self._on_way.append((all_looks, self._report.steps))
 
     def _read(self) -> None:
         for found in self._ring.arrived():
-            (due, live_slots, live_fills), step = self._on_way.popleft()
-            for look, digests in zip(due, found, strict=False):
-                self._take(look, digests, step)
-            of_live = found[len(due) :]
-            if of_live == list(map(digests_of, live_fills)):
-                for fill in live_fills:
-                    fill.changed, fill.right_at = False, step
-                self._compared["live"] += len(live_fills)
-                continue
-            for slot, fill, digests in zip(live_slots, live_fills, of_live, strict=True):
-                self._take(BlockLook(slot, fill, "live"), digests, step)
+            all_looks, step = self._on_way.popleft()
+            begin = 0
+            for looks in all_looks:
+                end = begin + len(looks.slots)
+                self._take(looks, found[begin:end], step)
+                begin = end
 
-    def _take(self, look: BlockLook, digests: bytes, step: int) -> None:
-        self._rounds.add(look.slot)
-        fill = look.fill
-        if fill.digests is None:
-            fill.digests, fill.right_at = digests, step
-            self._report.blocks_taken += 1
+    def _take(self, looks: Looks, found: list[bytes], step: int) -> None:
+        """Most are all the first of their fills, or all as they were."""
+        if looks.occasion != "live":
+            self._rounds.add(looks.slots)
+        known = list(map(digests_of, looks.fills))
+        if found == known:
+            for fill in looks.fills:
+                fill.changed, fill.right_at = False, step
+            self._compared[looks.occasion] += len(found)
             return
-        self._compared[look.occasion] += 1
-        differing = differing_layers(fill.digests, digests)
+        for slot, fill, digests in zip(looks.slots, looks.fills, found, strict=True):
+            if fill.digests is None:
+                fill.digests, fill.right_at = digests, step
+                self._report.blocks_taken += 1
+            else:
+                self._compare(slot, fill, digests, looks, step)
+
+    def _compare(self, slot: int, fill: Fill, digests: bytes, looks: Looks, step: int) -> None:
+        self._compared[looks.occasion] += 1
+        differing = differing_layers(cast("bytes", fill.digests), digests)
         if not differing:
             fill.changed, fill.right_at = False, step
         elif not fill.changed:
             fill.changed = True
-            occasion = "live" if look.occasion == "filled" else look.occasion
+            occasion = "live" if looks.occasion == "filled" else looks.occasion
             layers = tuple(self._layers[place] for place in differing)
-            self._find("changed", occasion, look.slot, fill, look.reader, layers, step)
+            self._find("changed", occasion, slot, fill, looks.reader, layers, step)
 
     # ---- findings ----
 

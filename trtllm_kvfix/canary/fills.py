@@ -7,10 +7,11 @@ one already when its request comes: its rest will be written, by a step or by a 
 slots and tiers take the fill along.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat, zip_longest
+from operator import attrgetter
+from typing import Literal, NamedTuple, cast
 
 Occasion = Literal["filled", "reused", "returned", "freed", "live"]
 MoveKind = Literal["onboard", "offload", "copy"]  # host to device, device to host, within the device
@@ -30,13 +31,20 @@ class Fill:
     changed: bool = False  # it was seen to be something else
 
 
-class BlockLook(NamedTuple):
-    """A block whose digest is wanted: to be kept if it is the first of its fill, or else to be compared."""
+is_complete = attrgetter("complete")
 
-    slot: int
-    fill: Fill
+
+class Looks(NamedTuple):
+    """Blocks whose digests are wanted: to be kept where they are the first of a fill, or else to be compared. They stay
+    together, since thousands may come at once: those of a long prompt that is found whole."""
+
+    slots: list[int]
+    fills: list[Fill]  # that are there
     occasion: Occasion
-    reader: int = NOBODY  # the request that reuses it
+    reader: int = NOBODY  # the request that reuses them
+
+    def part(self, begin: int, end: int | None = None) -> "Looks":
+        return self._replace(slots=self.slots[begin:end], fills=self.fills[begin:end])
 
 
 class Write(NamedTuple):
@@ -53,7 +61,8 @@ class Write(NamedTuple):
 @dataclass(slots=True)
 class _Sequence:
     slots: list[int]
-    complete: int = field(default=0)  # leading blocks that are
+    complete: int = 0  # leading blocks that are
+    taken: int = 0  # leading blocks that others have filled
 
 
 Unfilled = Callable[[int, Fill, int], None]  # slot, what is there, the request that reuses it
@@ -76,14 +85,19 @@ class FillBooks:
         self._live: dict[int, _Sequence] = {}
         self._away: dict[int, list[Fill | None]] = {}  # of requests without slots, what their blocks hold
 
-    def holds(self, look: BlockLook) -> bool:
-        """Whether the slot still has that fill."""
-        return self.primary.get(look.slot) is look.fill
+    def still_there(self, looks: Looks) -> Looks:
+        """Of these, the blocks whose slots still have those fills."""
+        now = list(map(self.primary.get, looks.slots))
+        if now == looks.fills:
+            return looks
+        there = [place for place, (fill, was) in enumerate(zip(now, looks.fills, strict=True)) if fill is was]
+        slots, fills = [looks.slots[place] for place in there], [looks.fills[place] for place in there]
+        return looks._replace(slots=slots, fills=fills)
 
     def slots_of(self, request: int) -> list[int]:
         return self._live[request].slots
 
-    def moved(self, kind: MoveKind, source: int, target: int, tokens: int) -> Iterator[BlockLook]:
+    def moved(self, kind: MoveKind, source: int, target: int, tokens: int) -> Looks:
         """A copy of the leading tokens of a block has been enqueued."""
         source_tier = self._host if kind == "onboard" else self.primary
         target_tier = self._host if kind == "offload" else self.primary
@@ -91,25 +105,37 @@ class FillBooks:
         if not fill.complete or tokens < self._tokens_per_block:
             fill = Fill(fill.filler, min(fill.tokens, tokens))
         target_tier[target] = fill
-        if fill.complete and target_tier is self.primary:
-            yield BlockLook(target, fill, "returned")
+        is_back = fill.complete and target_tier is self.primary
+        return Looks([target], [fill], "returned") if is_back else Looks([], [], "returned")
 
-    def admitted(
-        self, request: int, slots: Sequence[int], reused: int, *, part_is_copied: bool = False
-    ) -> Iterator[BlockLook]:
+    def admitted(self, request: int, slots: Sequence[int], reused: int, *, part_is_copied: bool = False) -> Looks:
         """A request has its blocks, and takes the first `reused` positions as they are. `part_is_copied`: a block
         inside which they end is a copy of its own, of which the books have not heard."""
-        size = self._tokens_per_block
-        self._live[request] = _Sequence(list(slots), reused // size)
-        for place, slot in enumerate(slots):
+        size, whole = self._tokens_per_block, reused // self._tokens_per_block
+        self._live[request] = _Sequence(list(slots), whole, whole)
+        looks = Looks(*self._whole_blocks(slots[:whole]), "reused", request)
+        for place, slot in enumerate(slots[len(looks.slots) :], len(looks.slots)):
             wanted = min(size, max(0, reused - place * size))
             if part_is_copied and 0 < wanted < size:
                 self.primary[slot] = Fill(NOBODY, wanted)
-            elif slot != NOWHERE:
-                yield from self._taken(slot, wanted, request)
+            elif slot != NOWHERE and (fill := self._taken(slot, wanted, request)) is not None:
+                looks.slots.append(slot)
+                looks.fills.append(fill)
+        return looks
 
-    def _taken(self, slot: int, wanted: int, request: int) -> Iterator[BlockLook]:
-        """The leading positions of a block, as they are."""
+    def _whole_blocks(self, slots: Sequence[int]) -> tuple[list[int], list[Fill]]:
+        """These and what they hold, if there is nothing to say of any of them."""
+        fills = list(map(self.primary.get, slots))
+        if not self._knows_all and not any(fills) and NOWHERE not in slots:
+            of_others = list(map(Fill, repeat(NOBODY), repeat(self._tokens_per_block), repeat(True, len(fills))))
+            self.primary.update(zip(slots, of_others, strict=True))
+            return list(slots), of_others
+        if all(fills) and all(map(is_complete, fills)):
+            return list(slots), cast("list[Fill]", fills)
+        return [], []
+
+    def _taken(self, slot: int, wanted: int, request: int) -> Fill | None:
+        """The leading positions of a block, as they are. Returns what shall be looked at."""
         size = self._tokens_per_block
         fill = self.primary.get(slot)
         if fill is None:
@@ -123,13 +149,14 @@ class FillBooks:
         elif wanted < size:
             self.primary[slot] = Fill(fill.filler, fill.tokens)  # a step will write the rest, or a load does now
         elif fill.complete:
-            yield BlockLook(slot, fill, "reused", request)
+            return fill
+        return None
 
-    def replaced(self, request: int, place: int, slot: int) -> Iterator[BlockLook]:
+    def replaced(self, request: int, place: int, slot: int) -> Looks:
         """An equal block of another takes the place of its own. NOWHERE: a window has passed it."""
         self._live[request].slots[place] = slot
-        if slot != NOWHERE:
-            yield from self._taken(slot, self._tokens_per_block, request)
+        fill = None if slot == NOWHERE else self._taken(slot, self._tokens_per_block, request)
+        return Looks([], [], "reused") if fill is None else Looks([slot], [fill], "reused", request)
 
     def regrown(self, request: int, place: int, slot: int) -> None:
         """It has given back a block that it had not begun, and got another one for the same positions."""
@@ -142,10 +169,10 @@ class FillBooks:
         fills = [self.primary.get(slot) for slot in self._live[request].slots]
         self._away[request] = fills[:places_known] + [None] * len(fills[places_known:])
 
-    def came_back(self, request: int, slots: Sequence[int]) -> Iterator[BlockLook]:
+    def came_back(self, request: int, slots: Sequence[int]) -> Looks:
         """It has its blocks again, perhaps in other slots."""
         self._live[request].slots[:] = slots
-        known = self._away.pop(request)
+        known, looks = self._away.pop(request), Looks([], [], "returned")
         for place, slot in enumerate(slots):
             fill = known[place] if place < len(known) else Fill(request)
             if slot == NOWHERE or self.primary.get(slot) is fill:
@@ -155,7 +182,9 @@ class FillBooks:
                 continue
             self.primary[slot] = fill
             if fill.complete:
-                yield BlockLook(slot, fill, "returned")
+                looks.slots.append(slot)
+                looks.fills.append(fill)
+        return looks
 
     def shrunk(self, request: int, blocks: int) -> None:
         """It has given back the blocks behind these."""
@@ -175,7 +204,7 @@ class FillBooks:
                 self.primary[slot] = Fill(request)
         self._live[request].slots.extend(slots)
 
-    def written(self, write: Write) -> list[BlockLook]:
+    def written(self, write: Write) -> Looks:
         """A step that writes these positions has been enqueued."""
         sequence = self._live.get(write.request)
         if sequence is None:
@@ -189,7 +218,7 @@ class FillBooks:
         begin = max(0, write.begin - self._lookahead)
         return self._fill(write.request, sequence, begin, write.end, write.accepted)
 
-    def loaded(self, request: int, begin: int, end: int) -> list[BlockLook]:
+    def loaded(self, request: int, begin: int, end: int) -> Looks:
         """A load that wrote these positions is over; or steps wrote them, and they are kept for certain."""
         sequence, size = self._live[request], self._tokens_per_block
         place = sequence.complete
@@ -198,24 +227,27 @@ class FillBooks:
             fill = self.primary.get(slot)
             if fill is not None and fill.filler == request and not fill.complete:
                 fill.tokens, fill.complete, sequence.complete = size, True, place + 1
-                return [BlockLook(slot, fill, "filled")]
+                return Looks([slot], [fill], "filled")
         return self._fill(request, sequence, begin, end, end)
 
-    def released(self, request: int) -> Iterator[BlockLook]:
+    def released(self, request: int) -> Looks:
         """The request has ended, or waits again. What it has filled stays until its slots are given away."""
-        sequence = self._live.pop(request, None)
+        sequence, looks = self._live.pop(request, None), Looks([], [], "freed")
         if self._away.pop(request, None) is not None or sequence is None:
-            return
-        for slot in sequence.slots[: sequence.complete]:
+            return looks
+        for slot in sequence.slots[sequence.taken : sequence.complete]:
             fill = self.primary.get(slot)
             if fill is not None and fill.filler == request and fill.complete:
-                yield BlockLook(slot, fill, "freed")
+                looks.slots.append(slot)
+                looks.fills.append(fill)
+        return looks
 
-    def _fill(self, request: int, sequence: _Sequence, begin: int, end: int, kept: int) -> list[BlockLook]:
+    def _fill(self, request: int, sequence: _Sequence, begin: int, end: int, kept: int) -> Looks:
         """These positions were written, and those below `kept` are kept for certain."""
         size, primary, slots = self._tokens_per_block, self.primary, sequence.slots
         place_begin, complete = begin // size, kept // size
-        looks: list[BlockLook] = []
+        looks = Looks([], [], "filled")
+        sequence.taken = min(sequence.taken, place_begin)
         first_place = min(sequence.complete, place_begin)
         sequence.complete = max(first_place, complete)
         for place in range(first_place, -(-end // size)):
@@ -231,5 +263,6 @@ class FillBooks:
                     primary[slot] = fill
             if place < complete and fill.tokens == size and fill.filler == request and not fill.complete:
                 fill.complete = True
-                looks.append(BlockLook(slot, fill, "filled"))
+                looks.slots.append(slot)
+                looks.fills.append(fill)
         return looks

@@ -15,6 +15,7 @@ forgotten what nobody active has, and looks at nothing there. So a request of th
 can have filled its block, a position in a step, and none is asked before.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -112,7 +113,7 @@ class WatchedGroup:
     def __init__(self, number: int, canary: Canary, *, slides: bool, knows_all: bool) -> None:
         self.canary, self.slides = canary, slides
         self._number, self._knows_all = number, knows_all
-        self._held: dict[int, int] = {}  # slots, by how many active requests have them; empty where all is known
+        self._held: Counter[int] = Counter()  # slots, by how many active requests have them; empty where all is known
 
     def begins(self, request_id: int, cache: Any, blocks: int, reused: int) -> None:
         slots = self._read(cache, 0, blocks)
@@ -146,10 +147,12 @@ class WatchedGroup:
     def go_on(self, parts: Iterable[_Part]) -> None:
         """What is known of the slots of these requests is right. They have got few, or none."""
         told: list[tuple[int, int, int, Sequence[int]]] = []
+        taken: list[int] = []
         for request_id, cache, begin, end, first, blocks in parts:
-            slots = self._read(cache, first, blocks) if blocks > first else ()
+            slots = self._read(cache, first, blocks) if blocks > first else []
             told.append((request_id, begin, end, slots))
-            self._hold(slots)
+            taken += slots
+        self._hold(taken)
         self.canary.went_on(told)
 
     def leaves(self, request_id: int, places_known: int) -> None:
@@ -173,12 +176,8 @@ class WatchedGroup:
         return found
 
     def _hold(self, slots: Iterable[int]) -> None:
-        if self._knows_all:
-            return
-        held = self._held
-        for slot in slots:
-            if slot != NOWHERE:
-                held[slot] = held.get(slot, 0) + 1
+        if not self._knows_all:
+            self._held.update(slots)
 
     def _let_go(self, slots: Iterable[int]) -> None:
         if self._knows_all:
