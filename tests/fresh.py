@@ -27,7 +27,13 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ("asyncio", "click", "numpy", "prometheus_client", "pydantic", "yaml")
+# pydantic's own and numpy's parts are imported when they are asked for.
+IMPORTED = (
+    *("asyncio", "concurrent.futures.thread", "importlib.metadata", "unittest.mock", "zipfile"),
+    *("click", "click.shell_completion", "numpy", "numpy.random", "numpy.typing", "prometheus_client"),
+    *("pydantic", "pydantic.dataclasses", "pydantic.main", "pydantic.root_model", "pydantic.types"),
+    *("rich.console", "rich.table", "yaml"),
+)
 # What an interpreter, a linker or a module reads once, before a program that is forked has its own.
 READ_ONCE = ("PYTHON", "LD_", "LC_", "LANG", "OPENBLAS_", "PROMETHEUS_", "PYDANTIC_")
 JOB_BYTES_MAX = 1 << 20
