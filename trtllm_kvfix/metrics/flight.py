@@ -13,8 +13,6 @@ import struct
 import threading
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from trtllm_kvfix.native import FlightRing
 
 SLOTS = 256
@@ -104,7 +102,7 @@ def _empty() -> bytearray:
 
 
 def _slots_of(memory: bytearray | mmap.mmap) -> Any:
-    return np.frombuffer(memory, np.uint8)[len(MAGIC) :]
+    return memoryview(memory)[len(MAGIC) :]
 
 
 _recorder = Recorder()
