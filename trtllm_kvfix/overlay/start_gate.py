@@ -16,7 +16,6 @@ from trtllm_kvfix import ranks, runtime_files
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import flight
-from trtllm_kvfix.metrics.exporter import serve
 from trtllm_kvfix.overlay import attest
 from trtllm_kvfix.overlay.attest import differences, live
 from trtllm_kvfix.overlay.fix import Replacement, Seam
@@ -112,6 +111,8 @@ def _served_metrics(active: "Activation") -> str:
 @functools.cache
 def _serve_metrics(active: "Activation", port_first: int, rank: int) -> None:
     """Once for each process, whatever number of engines it starts."""
+    from trtllm_kvfix.metrics.exporter import serve  # noqa: PLC0415  asyncio and Prometheus's client, for this alone
+
     serve(port_first, rank, lambda: {status.id: status.word for status in active.registry.report().fixes})
 
 
