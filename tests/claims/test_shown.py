@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -38,11 +39,28 @@ def test_engine_md_shows_what_the_demo_finds() -> None:
     assert shown == found
 
 
-def test_canary_md_shows_what_the_canary_of_the_demo_finds() -> None:
+@pytest.fixture(scope="module")
+def with_canary() -> dict[str, Any]:
+    """What the whole demo prints: seconds of work, so one run is for both tests."""
+    result = CliRunner().invoke(main, ["demo", "--device", "cpu", "--canary", "--json"])
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
+def test_a_canary_speaks_of_what_it_can_see_and_is_silent_with_every_fix(with_canary: dict[str, Any]) -> None:
+    heard = {scene["hazard"]: scene["control"]["canary"] for scene in with_canary["scenes"]}
+    assert heard.pop("H9")["counts"] == {}
+    for hazard, seen in heard.items():
+        first = seen["findings"][0]
+        assert first["hazards"] == [hazard]
+        assert hazard not in ("H1", "H2", "H5") or first["wrong_at"] <= 50
+
+
+def test_canary_md_shows_what_the_canary_of_the_demo_finds(with_canary: dict[str, Any]) -> None:
     """Nearly: the simulated device's threads decide in which step a look has arrived, and so which block is next."""
-    report = json.loads(CliRunner().invoke(main, ["demo", "--device", "cpu", "--canary", "--json"]).stdout)
     found: dict[str, tuple[int, int]] = {}
-    for scene in report["scenes"]:
+    for scene in with_canary["scenes"]:
         canary = scene["control"]["canary"]
         first = canary["findings"][0]["wrong_at"] if canary["findings"] else 0
         found[f"{scene['fix']} ({scene['hazard']})"] = (sum(canary["counts"].values()), first)

@@ -7,7 +7,7 @@ from .walk import Walk
 
 STEPS = 150
 WALKS = 20
-BATCHES = 100 if settings.get_current_profile_name() == "fuzz" else 5
+BATCHES = 100 if settings.get_current_profile_name() == "fuzz" else 2  # 40 walks; `make ci-long` takes 2,000
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
