@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -114,6 +115,7 @@ WALKS: dict[str, Callable[[], set[str]]] = {
 }
 
 
+@cache
 def importers() -> dict[str, set[str]]:
     """For each module of ours that is no package's face: the modules that import it, by name or by a name in it.
 
