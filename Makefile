@@ -299,8 +299,8 @@ ci-native: tsan race-control asan fuzz  ## the half of ci that is C++'s
 
 AARCH64_HERE := $(and $(shell command -v aarch64-linux-gnu-g++),$(shell command -v qemu-aarch64))
 # Weekly in the workflow, and before a release: hours on two cores. What `make ci` does with few examples, seconds and
-# requests, it does with many: state machines, stress, fuzzing, traffic, clang's analyzer; and mutants and aarch64, which
-# `make ci` leaves out.
+# requests, it does with many: state machines, long walks, stress, fuzzing, traffic, clang's analyzer; and
+# mutants and aarch64, which `make ci` leaves out.
 ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, traffic and mutants, for hours
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/core tests/offload/test_state_machine.py tests/offload/remote/test_state_machine.py
 	@KVFIX_TRAFFIC_REQUESTS=10000 $(PYTEST) tests/offload/test_stand_in_traffic.py
