@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,6 +11,7 @@ from trtllm_kvfix.canary import canary
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.native import DigestRing
 from trtllm_kvfix.tools.demo import command, scenes
 from trtllm_kvfix.tools.demo.report import SceneOutcome
 
@@ -60,8 +62,24 @@ def test_a_canary_that_hears_nothing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -
     assert "the canary says nothing without it. This is a bug." in result.stdout
 
 
+class Restless:
+    """A ring whose digests of the first layer are others each time."""
+
+    def __init__(self, ring: DigestRing) -> None:
+        self._ring, self._times = ring, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ring, name)
+
+    def arrived(self) -> list[list[bytes]]:
+        self._times += 1
+        first = self._times.to_bytes(8, "little")
+        return [[first + digests[len(first) :] for digests in sent] for sent in self._ring.arrived()]
+
+
 def test_a_canary_that_speaks_with_every_fix_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "differing_layers", lambda *_: (0,))
+    ring_of = canary.ring_of
+    monkeypatch.setattr(canary, "ring_of", lambda *args: Restless(ring_of(*args)))
     result = run("--canary", "--fix", "staged-offsets-v1=off")
     assert result.exit_code == 1
     assert "the canary is not silent although every fix is on. This is a bug." in result.stdout
