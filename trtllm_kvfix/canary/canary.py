@@ -317,10 +317,11 @@ class Canary:
         """Its blocks are looked at first, and alone: its slots may be given away at once, and of others that was not
         heard yet."""
         looks, room = self.books.released(request), min(self._left, self._ring.free)
-        now = looks.part(0, room)
-        self._left -= len(now.slots)
-        self._send([now])
-        self._add(looks.part(room))
+        if len(looks.slots) > room:
+            self._add(looks.part(room))
+            looks = looks.part(0, room)
+        self._left -= len(looks.slots)
+        self._send([looks])
 
     @guarded
     def lost(self, request: int) -> None:
@@ -374,10 +375,12 @@ class Canary:
         count, room = len(looks.slots), DUE_MAX - self._waiting
         if count > room:
             self._report.missed += count - room
-            count = room
+            looks, count = looks.part(0, room), room
         self._waiting += count
-        for begin in range(0, count, STEP_LOOKS_MAX):  # a step takes a part, and does not copy all that wait
-            self._due.append(looks.part(begin, min(count, begin + STEP_LOOKS_MAX)))
+        if 0 < count <= STEP_LOOKS_MAX:
+            self._due.append(looks)
+        else:  # a step takes a part, and does not copy all that wait
+            self._due.extend(looks.part(begin, begin + STEP_LOOKS_MAX) for begin in range(0, count, STEP_LOOKS_MAX))
 
     def _due_ones(self, room: int) -> list[Looks]:
         found: list[Looks] = []

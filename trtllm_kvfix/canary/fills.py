@@ -44,7 +44,7 @@ class Looks(NamedTuple):
     reader: int = NOBODY  # the request that reuses them
 
     def part(self, begin: int, end: int | None = None) -> "Looks":
-        return self._replace(slots=self.slots[begin:end], fills=self.fills[begin:end])
+        return Looks(self.slots[begin:end], self.fills[begin:end], self.occasion, self.reader)
 
 
 class Write(NamedTuple):
@@ -92,7 +92,7 @@ class FillBooks:
             return looks
         there = [place for place, (fill, was) in enumerate(zip(now, looks.fills, strict=True)) if fill is was]
         slots, fills = [looks.slots[place] for place in there], [looks.fills[place] for place in there]
-        return looks._replace(slots=slots, fills=fills)
+        return Looks(slots, fills, looks.occasion, looks.reader)
 
     def slots_of(self, request: int) -> list[int]:
         return self._live[request].slots
