@@ -124,3 +124,30 @@ def test_a_digest_travels_with_its_block() -> None:
     told.books.admitted(2, [5], 0)
     assert told.books.moved("onboard", 2, 9, SIZE) == Looks([9], [fill], "returned")
     assert told.books.primary[5].digests is None
+
+
+def test_what_a_request_has_filled_is_looked_at_when_it_ends_and_what_it_took_is_not() -> None:
+    """Also where it has given back what it took, or has computed it again."""
+    told = Told()
+    told.run(1, [5, 6], 0, 2 * SIZE)
+    told.books.admitted(2, [5, 6], 2 * SIZE)
+    told.run(2, [5, 6, 7], 2 * SIZE, 3 * SIZE)
+    assert told.books.released(2).slots == [7]
+    told.books.admitted(3, [5, 6], 2 * SIZE)
+    told.books.shrunk(3, 1)
+    told.books.grown(3, [8])
+    told.books.loaded(3, SIZE, 2 * SIZE)
+    assert told.books.released(3).slots == [8]
+    told.books.admitted(4, [5, 6], 2 * SIZE)
+    told.run(4, [5, 9], SIZE, 2 * SIZE)
+    assert told.books.released(4).slots == [9]
+
+
+def test_a_whole_prompt_of_blocks_that_nobody_knows_is_taken_as_it_is() -> None:
+    """Beside a tier that nobody hears of. One of them that is known keeps what is known of it."""
+    books = FillBooks(SIZE, lambda *_: pytest.fail("nothing is known"), knows_all=False)
+    first = books.admitted(1, [5, 6], 2 * SIZE)
+    assert (first.slots, first.occasion, first.reader) == ([5, 6], "reused", 1)
+    assert all(fill.complete and fill.tokens == SIZE for fill in first.fills)
+    second = books.admitted(2, [7, 6], 2 * SIZE)
+    assert second.slots == [7, 6] and second.fills[1] is first.fills[1]

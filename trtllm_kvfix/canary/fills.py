@@ -191,6 +191,7 @@ class FillBooks:
         sequence = self._live[request]
         del sequence.slots[blocks:]
         sequence.complete = min(sequence.complete, blocks)
+        sequence.taken = min(sequence.taken, blocks)
 
     def forget(self, slots: Iterable[int]) -> None:
         """What they hold may change unheard."""
