@@ -11,17 +11,17 @@ from typing import Any, Protocol
 from trtllm_kvfix.native import DeviceError
 
 
-class Behind(Protocol):
+class EndOfUse(Protocol):
     def done(self) -> bool:
         """Whether the device has passed the work."""
 
 
-_kept: deque[tuple[Behind, Any]] = deque()
-_lost: list[tuple[Behind, Any]] = []  # behind work that has failed: nobody knows when it is over
+_kept: deque[tuple[EndOfUse, Any]] = deque()
+_lost: list[tuple[EndOfUse, Any]] = []  # behind work that has failed: nobody knows when it is over
 _lock = threading.Lock()  # engines have threads: between a look at the head and taking it, the head stays
 
 
-def keep(behind: Behind, memory: Any) -> None:
+def keep(behind: EndOfUse, memory: Any) -> None:
     over = []  # dropped without the lock: the end of memory may wait for the device
     with _lock:
         _kept.append((behind, memory))

@@ -64,7 +64,7 @@ def test_a_canary_that_has_stood_down_is_no_price(monkeypatch: pytest.MonkeyPatc
     def refuse(*_: object) -> None:
         raise DeviceError("cannot pin")
 
-    monkeypatch.setattr(canary, "Ring", refuse)
+    monkeypatch.setattr(canary, "ring_of", refuse)
     result = run("--canary")
     assert result.exit_code == 1
     assert "the canary stood down in step 0: DeviceError: cannot pin, and found {}: this run does not" in result.output
