@@ -43,6 +43,10 @@ class Looks(NamedTuple):
     occasion: Occasion
     reader: int = NOBODY  # the request that reuses them
 
+    def add(self, slot: int, fill: Fill) -> None:
+        self.slots.append(slot)
+        self.fills.append(fill)
+
     def part(self, begin: int, end: int | None = None) -> "Looks":
         return Looks(self.slots[begin:end], self.fills[begin:end], self.occasion, self.reader)
 
@@ -119,8 +123,7 @@ class FillBooks:
             if part_is_copied and 0 < wanted < size:
                 self.primary[slot] = Fill(NOBODY, wanted)
             elif slot != NOWHERE and (fill := self._taken(slot, wanted, request)) is not None:
-                looks.slots.append(slot)
-                looks.fills.append(fill)
+                looks.add(slot, fill)
         return looks
 
     def _whole_blocks(self, slots: Sequence[int]) -> tuple[list[int], list[Fill]]:
@@ -182,8 +185,7 @@ class FillBooks:
                 continue
             self.primary[slot] = fill
             if fill.complete:
-                looks.slots.append(slot)
-                looks.fills.append(fill)
+                looks.add(slot, fill)
         return looks
 
     def shrunk(self, request: int, blocks: int) -> None:
@@ -239,8 +241,7 @@ class FillBooks:
         for slot in sequence.slots[sequence.taken : sequence.complete]:
             fill = self.primary.get(slot)
             if fill is not None and fill.filler == request and fill.complete:
-                looks.slots.append(slot)
-                looks.fills.append(fill)
+                looks.add(slot, fill)
         return looks
 
     def _fill(self, request: int, sequence: _Sequence, begin: int, end: int, kept: int) -> Looks:
@@ -264,6 +265,5 @@ class FillBooks:
                     primary[slot] = fill
             if place < complete and fill.tokens == size and fill.filler == request and not fill.complete:
                 fill.complete = True
-                looks.slots.append(slot)
-                looks.fills.append(fill)
+                looks.add(slot, fill)
         return looks
