@@ -52,9 +52,6 @@ class NamedPages:
     def _reach(self, event: int, number: int) -> None:
         self._reached[event] = number
 
-    def done(self, event: int) -> bool:
-        return self._reached[event] == self._recorded[event]
-
     def make_wait(self, stream: int, event: int) -> None:
         number = self._recorded[event]
         self._order.enqueue(stream, lambda: None, lambda: self._reached[event] >= number)

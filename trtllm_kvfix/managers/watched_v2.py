@@ -177,7 +177,7 @@ class WatchedGroup:
 
     def _hold(self, slots: Iterable[int]) -> None:
         if not self._knows_all:
-            self._held.update(slots)
+            self._held.update(slots)  # NOWHERE too, of which nobody asks
 
     def _let_go(self, slots: Iterable[int]) -> None:
         if self._knows_all:
