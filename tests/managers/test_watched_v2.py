@@ -7,6 +7,7 @@ import ctypes
 import gc
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from tests.managers.test_constructors import engine
 from trtllm_kvfix import process
 from trtllm_kvfix.canary.canary import Canary
-from trtllm_kvfix.managers import constructors, upstream_v2, watched_v2
+from trtllm_kvfix.managers import constructors, upstream_v2, watched_v2, watching
 from trtllm_kvfix.managers.watched import hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
 from trtllm_kvfix.native import Device, DeviceError, open_device
@@ -98,8 +99,9 @@ class Server:
         self.manager, self.device, self.stream, self.memory = manager, device, stream, memory
         active: Any = SimpleNamespace(on=True, settings=ON)
         self.active = active
-        self.prepare = upstream_v2.preparing(active, KVCacheManagerV2.prepare_resources)
-        self.free = upstream_v2.freeing(active, KVCacheManagerV2.free_resources)
+        find = partial(watching.watcher_of, upstream_v2.V2, active)
+        self.prepare = watching.preparing(find, KVCacheManagerV2.prepare_resources)
+        self.free = watching.freeing(find, KVCacheManagerV2.free_resources)
 
     def end(self, request: "Request") -> None:
         with on_stream(self.device, self.stream):
@@ -107,7 +109,7 @@ class Server:
 
     @property
     def watched(self) -> WatchedV2:
-        found = upstream_v2.watcher_of(self.active, self.manager)
+        found: WatchedV2 | None = watching.watcher_of(upstream_v2.V2, self.active, self.manager)
         assert found is not None
         return found
 
@@ -133,6 +135,10 @@ class Server:
         request.context_current_position = until
 
 
+def end(manager: KVCacheManagerV2, shutdown: Callable[..., None]) -> None:
+    watching.ending(vars, shutdown)(manager)
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     device = open_device("cpu", seed=1)
@@ -143,7 +149,7 @@ def server() -> Iterator[Server]:
         KVCacheManagerV2(memory.address, stream), device, stream, np.ctypeslib.as_array(raw).reshape(SLOTS, -1)
     )
     yield made
-    upstream_v2.ending(KVCacheManagerV2.shutdown)(made.manager)
+    end(made.manager, KVCacheManagerV2.shutdown)
     del made
     gc.collect()  # `status` shows every canary that there is
 
@@ -264,7 +270,7 @@ def test_what_is_not_followed_is_refused_by_name_at_the_start(reason: str) -> No
     assert said.startswith("kvfix.canary: observe: ")
     assert reason in said
     active: Any = SimpleNamespace(on=True, settings=ON)
-    assert upstream_v2.watcher_of(active, manager) is None
+    assert watching.watcher_of(upstream_v2.V2, active, manager) is None
 
 
 @pytest.mark.parametrize("name", ["_restore_page_index_bufs", "try_allocate_generation"])
@@ -465,5 +471,5 @@ def test_a_device_that_destroys_no_event_does_not_keep_upstream_from_ending(
     served(server, 1, [3, 4])
     monkeypatch.setattr(server.watched._order, "_device", SimpleNamespace(destroy_event=fails))
     ended: list[KVCacheManagerV2] = []
-    upstream_v2.ending(ended.append)(server.manager)
+    end(server.manager, ended.append)
     assert ended == [server.manager]

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.standin.serving import PYEXECUTOR
-from trtllm_kvfix.managers.upstream_v2 import ATTRIBUTE, KIND, WatchingV2, reasons
+from trtllm_kvfix.managers.upstream_v2 import KIND, V2, reasons
 from trtllm_kvfix.managers.watched_v2 import WatchedV2, watch
+from trtllm_kvfix.managers.watching import ATTRIBUTE, Watching
 from trtllm_kvfix.settings import Settings
 
 from .v2_attack import Attack
@@ -181,7 +182,7 @@ def watching(
     device: Any = NamedPages(attack)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(attack.contents, "note", writes.noting(attack.contents.note)))
-        for each in WatchingV2(PLACE).replacements(active):
+        for each in Watching(PLACE, V2).replacements(active):
             name = each.seam.path.rpartition(".")[2]
             stack.enter_context(mock.patch.object(kind, name, each.make(getattr(kind, name))))
         watched = watch(attack.manager, settings, device, knows_all=knows_all)

@@ -163,8 +163,16 @@ def _manager_of(executor: Any) -> Any:
     return manager
 
 
+def _reasons_of_cache(manager: Any) -> "Iterator[str]":
+    kind = type(manager).__name__
+    if kind == upstream_v2.KIND:
+        yield from upstream_v2.V2.why_not(manager)
+    else:
+        yield f"the cache is {kind}; of TensorRT-LLM's own managers, {upstream_v2.KIND} alone is watched"
+
+
 def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
-    yield from upstream_v2.reasons(_manager_of(executor))
+    yield from _reasons_of_cache(_manager_of(executor))
     yield from _reasons_of_engine(executor)
     if _has_drafts(executor):
         yield from upstream_v2.reasons_of_drafts(_manager_of(executor), _spec_config_of(executor))
