@@ -223,7 +223,7 @@ def test_a_cache_that_cannot_be_watched_is_refused_by_name() -> None:
 
 def test_an_engine_over_upstreams_manager_does_not_start_with_it() -> None:
     assert constructors.objection(Settings(canary="observe"), engine()).startswith(
-        "kvfix.canary: observe: the cache is SimpleNamespace; of TensorRT-LLM's own managers, KVCacheManagerV2 alone"
+        "kvfix.canary: observe: the cache is SimpleNamespace; of TensorRT-LLM's own managers, KVCacheManager and"
     )
     assert constructors.objection(Settings(canary="observe", manager="native"), engine()) == ""
 

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import upstream_v2
+from trtllm_kvfix.managers import upstream_v1, upstream_v2
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CREATOR, LLM_REQUEST, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.settings import Settings
@@ -131,6 +131,7 @@ ALL: "tuple[Replacing, ...]" = (
     ReplacedConstructor(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
     ReplacedConstructor(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
     NotingConstructor(),
+    *upstream_v1.ALL,
     *upstream_v2.ALL,
 )
 
@@ -164,16 +165,18 @@ def _manager_of(executor: Any) -> Any:
 
 
 def _reasons_of_cache(manager: Any) -> "Iterator[str]":
-    kind = type(manager).__name__
-    if kind == upstream_v2.KIND:
-        yield from upstream_v2.V2.why_not(manager)
+    kind, watchable = type(manager).__name__, {each.kind: each for each in (upstream_v1.V1, upstream_v2.V2)}
+    if kind in watchable:
+        yield from watchable[kind].why_not(manager)
     else:
-        yield f"the cache is {kind}; of TensorRT-LLM's own managers, {upstream_v2.KIND} alone is watched"
+        yield f"the cache is {kind}; of TensorRT-LLM's own managers, {' and '.join(watchable)} alone are watched"
 
 
 def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
     yield from _reasons_of_cache(_manager_of(executor))
     yield from _reasons_of_engine(executor)
+    if (getattr(executor, "max_beam_width", None) or 1) > 1:
+        yield "beams share blocks, and part from them"
     if _has_drafts(executor):
         yield from upstream_v2.reasons_of_drafts(_manager_of(executor), _spec_config_of(executor))
     arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)

@@ -110,7 +110,7 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     type=click.Choice(["upstream", "native"]),
     help="Which block manager serves: see docs/native-manager.md.",
 )
-@click.option("--canary", is_flag=True, help="Say when a cached block has changed; V2 and --manager native.")
+@click.option("--canary", is_flag=True, help="Say when a cached block has changed.")
 @click.option(
     "--strict",
     is_flag=True,

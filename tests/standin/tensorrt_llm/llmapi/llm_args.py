@@ -75,6 +75,7 @@ class SpeculativeConfig(StrictBaseModel):
     """A draft model with a cache manager of its own, which runs behind the target in every step."""
 
     num_extra_kv_tokens: int = 0
+    max_draft_len: int = 0
 
 
 class LoraConfig(StrictBaseModel):

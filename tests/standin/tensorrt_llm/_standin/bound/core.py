@@ -174,6 +174,10 @@ class BoundCore:
     def get_unique_primary_pool(self) -> Any:
         return self._pools.primary
 
+    @bound
+    def get_block_pool_pointers(self) -> Any:
+        return self._pools.pointers()
+
     # Numbers.
 
     @property

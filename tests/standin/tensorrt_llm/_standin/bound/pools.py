@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from ..tensors import tensors
 
 
@@ -25,6 +27,7 @@ class Pools:
         self._pending = False
         self.primary = self._tensors.on_device(primary, *block_shape)
         self.secondary = self._tensors.pinned(max(1, secondary), *block_shape)
+        self._has_secondary = secondary > 0
 
     def run(self, transfers: Iterable[tuple[str, int, int, int]]) -> None:
         """Each a kind, a source, a target, and how many tokens of the block: fewer where it is reused in part."""
@@ -38,6 +41,11 @@ class Pools:
                 _copy(dst[target], src[source], count)
             self._transferred.record()
         self._pending = True
+
+    def pointers(self) -> Any:
+        """One pool: where it lies on the device, and on the host or 0."""
+        secondary = self.secondary.data_ptr() if self._has_secondary else 0
+        return np.array([[self.primary.data_ptr(), secondary]], np.int64)
 
     def transfers_follow_buffers(self) -> None:
         self._transfer_stream.wait_stream(self._buffer_stream)

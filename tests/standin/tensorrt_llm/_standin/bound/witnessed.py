@@ -51,6 +51,10 @@ class WitnessedManager(_Bound):  # type: ignore[misc]  # by variant
             super().get_unique_primary_pool(*args)  # raises
         return self._pools.primary
 
+    def get_block_pool_pointers(self, *args: Any) -> Any:
+        super().get_block_pool_pointers(*args)
+        return self._pools.pointers()
+
     def release_pools(self, *args: Any) -> None:
         super().release_pools(*args)
         self._pools.close()

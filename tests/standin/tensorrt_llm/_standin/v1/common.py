@@ -73,6 +73,7 @@ class KVCacheManagerCommon(BaseResourceManager):
         self.enable_block_reuse = kv_cache_config.enable_block_reuse
         self.kv_connector_manager = kv_connector_manager
         self.num_extra_kv_tokens = 0 if spec_config is None else spec_config.num_extra_kv_tokens
+        self.max_draft_len = 0 if spec_config is None else spec_config.max_draft_len
         self.max_blocks_per_seq = -(-max_seq_len // tokens_per_block)
         # In A a stream of its own, ordered with nothing; since B the one that forward runs on (surface 1.2, 10).
         self._stream = tensors().stream() if execution_stream is None else execution_stream

@@ -1,0 +1,359 @@
+"""What the canary hears from upstream's own V1 manager, and what it refuses.
+
+The server of tests/torture has requests of every kind; here one case is looked at, on the simulated device.
+"""
+
+import ctypes
+import gc
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.managers.test_constructors import engine
+from tests.managers.test_watched_v2 import ONE_ENGINE, SIZE, Request
+from trtllm_kvfix.managers import constructors, watching
+from trtllm_kvfix.managers.upstream_v1 import V1
+from trtllm_kvfix.managers.watched_v1 import WatchedV1
+from trtllm_kvfix.native import Device, DeviceError, open_device
+from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.staging import on_stream
+
+BLOCKS, BLOCK_BYTES = 16, 4096
+ON = Settings(canary="observe")
+
+
+class Pool:
+    shape = (BLOCKS, 2, 2, BLOCK_BYTES // 16)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def stride(self) -> tuple[int, ...]:
+        return BLOCK_BYTES // 4, BLOCK_BYTES // 8, BLOCK_BYTES // 16, 1
+
+    def element_size(self) -> int:
+        return 4
+
+
+class Books:
+    """The bound manager, as far as it is asked."""
+
+    num_pools = 1
+
+    def __init__(self, address: int) -> None:
+        self.pool, self.blocks = Pool(address), dict[int, list[int]]()
+        self.asked = 0  # requests, for their blocks
+        self.host = 0
+
+    def get_block_pool_pointers(self) -> Any:
+        return np.array([[self.pool.data_ptr(), self.host]], np.int64)
+
+    def get_unique_primary_pool(self) -> Pool:
+        return self.pool
+
+    def get_cache_block_ids(self, request_id: int, window: int) -> list[list[int]]:
+        assert window == 64
+        if request_id not in self.blocks:
+            raise RuntimeError(f"no sequence {request_id}")
+        return [list(self.blocks[request_id])]
+
+    def get_batch_cache_block_ids(self, request_ids: list[int], window: int) -> list[list[list[int]]]:
+        self.asked += len(request_ids)
+        return [self.get_cache_block_ids(request_id, window) for request_id in request_ids]
+
+
+class KVCacheManager:
+    tokens_per_block = SIZE
+    kv_connector_manager = None
+    is_draft = False
+    kv_cache_type = "CacheType.SELF"
+    max_seq_len, max_draft_len = 64, 0
+    max_attention_window_vec = (64,)
+
+    def __init__(self, address: int, stream: int) -> None:
+        self._stream = SimpleNamespace(cuda_stream=stream)
+        self.impl = Books(address)
+        self.grants: dict[int, list[int]] = {}  # what the next call gives to each request
+
+    def prepare_resources(self, _batch: Any) -> None:
+        for request_id, blocks in self.grants.items():
+            self.impl.blocks[request_id] = list(blocks)
+        self.grants.clear()
+
+    def free_resources(self, request: Any) -> None:
+        self.impl.blocks.pop(request.py_request_id, None)
+
+    def add_dummy_requests(self, request_ids: list[int], blocks: list[int]) -> list[Any] | None:
+        for request_id in request_ids:
+            self.impl.blocks[request_id] = blocks
+        return [SimpleNamespace(py_request_id=request_id) for request_id in request_ids] or None
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Prompt(Request):
+    """Of which the answer is counted as well."""
+
+    is_first_context_chunk = True
+    tokens = 0
+
+    def get_num_tokens(self, beam: int) -> int:
+        assert beam == 0
+        return max(self.prompt, self.tokens)
+
+
+class Server:
+    """What upstream's loop does with its manager."""
+
+    def __init__(self, manager: KVCacheManager, device: Device, stream: int, memory: Any) -> None:
+        self.manager, self.device, self.stream, self.memory = manager, device, stream, memory
+        active: Any = SimpleNamespace(on=True, settings=ON)
+        find = partial(watching.watcher_of, V1, active)
+        methods = {name: make(find, getattr(KVCacheManager, name)) for name, make in V1.methods.items()}
+        self.find, self.methods = find, methods
+
+    @property
+    def watched(self) -> WatchedV1:
+        found: WatchedV1 = self.find(self.manager)
+        return found
+
+    @property
+    def report(self) -> Any:
+        return self.watched.canary.report()
+
+    def call(self, name: str, *args: Any) -> Any:
+        with on_stream(self.device, self.stream):
+            result = self.methods[name](self.manager, *args)
+        self.device.synchronize(self.stream)
+        return result
+
+    def step(self, prompts: tuple[Any, ...] = (), answers: tuple[Any, ...] = (), rounds: int = 1) -> None:
+        for _ in range(rounds):
+            batch = SimpleNamespace(context_requests=list(prompts), generation_requests=list(answers))
+            self.call("prepare_resources", batch)
+
+    def write(self, request: Prompt, begin: int, end: int) -> None:
+        """As a forward step does."""
+        blocks, part = self.manager.impl.blocks[request.py_request_id], BLOCK_BYTES // SIZE
+        for position in range(begin, end):
+            at = position % SIZE * part
+            self.memory[blocks[position // SIZE], at : at + part] = np.random.default_rng().integers(0, 256, part)
+
+    def prompt(self, request_id: int, blocks: list[int], *, reused: int = 0, until: int | None = None) -> Prompt:
+        """It has its prompt computed, or as much of it."""
+        request = Prompt(request_id, len(blocks) * SIZE)
+        request.context_current_position = reused
+        self.manager.grants[request_id] = blocks
+        self.step((request,))
+        request.context_current_position = request.prompt if until is None else until
+        self.write(request, reused, request.context_current_position)
+        return request
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    device = open_device("cpu", seed=1)
+    stream = device.create_stream()
+    memory = device.empty((BLOCKS, BLOCK_BYTES // 4), "int32")
+    raw = (ctypes.c_uint8 * (BLOCKS * BLOCK_BYTES)).from_address(memory.address)
+    made = Server(
+        KVCacheManager(memory.address, stream), device, stream, np.ctypeslib.as_array(raw).reshape(BLOCKS, -1)
+    )
+    yield made
+    made.call("shutdown")
+    del made
+    gc.collect()  # `status` shows every canary that there is
+
+
+def test_a_block_that_changes_while_it_is_cached_is_found_when_it_is_reused(server: Server) -> None:
+    first = server.prompt(1, [3, 4])
+    server.step(rounds=3)
+    server.call("free_resources", first)
+    server.step(rounds=3)
+    server.memory[4, 2100] ^= 1  # in the second of two layers
+    server.prompt(2, [3, 4, 5], reused=8)
+    server.step(rounds=3)
+    (found,) = server.report.findings
+    assert (found.kind, found.slot, found.layers, found.filler) == ("changed", 4, (1,), 1)
+
+
+def test_a_prefix_that_ends_inside_a_block_is_continued_in_it_or_in_a_copy(server: Server) -> None:
+    for taken in (4, 6):  # V1 takes a leaf over that nobody holds, and copies any other
+        first = server.prompt(1, [3, 4])
+        server.step(rounds=3)
+        server.call("free_resources", first)
+        server.memory[taken] = server.memory[4]
+        second = server.prompt(2, [3, taken], reused=6)
+        server.step(rounds=6)
+        server.call("free_resources", second)
+        server.step(rounds=3)
+    assert server.report.counts == {} and server.report.blocks_taken >= 5
+
+
+def test_a_block_that_nobody_has_computed_is_said_to_be_so(server: Server) -> None:
+    half = server.prompt(1, [3, 4], until=4)
+    server.call("free_resources", half)
+    server.prompt(2, [3, 4, 5], reused=8)
+    server.step(rounds=2)
+    (found,) = server.report.findings
+    assert (found.kind, found.slot, found.reader) == ("unfilled", 4, 2)
+
+
+def test_blocks_that_dummies_got_are_nobodys(server: Server) -> None:
+    server.call("free_resources", server.prompt(1, [3, 4]))
+    server.step(rounds=3)
+    assert server.call("add_dummy_requests", [99], [4])[0].py_request_id == 99
+    assert server.call("add_dummy_requests", [], [4]) is None
+    server.memory[4] = 7
+    server.step(rounds=6)
+    assert server.report.counts == {} and server.watched.fault is None
+
+
+def test_a_dummy_in_a_batch_and_one_that_is_known_too_late_are_not_followed(server: Server) -> None:
+    for request_id, sign in ((1, "is_dummy_request"), (2, "is_first_context_chunk")):
+        request = Prompt(request_id, 8)
+        setattr(request, sign, not getattr(request, sign))
+        server.manager.grants[request_id] = [2 * request_id, 2 * request_id + 1]
+        server.step((request,))
+        request.context_current_position = 8
+        server.step(rounds=3)
+    assert server.report.blocks_taken == 0 and server.watched.fault is None
+
+
+def test_one_that_was_put_off_is_heard_when_it_comes(server: Server) -> None:
+    request = Prompt(1, 8)
+    server.step((request,))
+    server.call("free_resources", Prompt(2, 8))  # and one that has never come
+    server.prompt(1, [3, 4])
+    server.step(rounds=3)
+    assert server.report.blocks_taken == 2 and server.watched.fault is None
+
+
+def answer(server: Server, drafts: int, lag: int) -> tuple[Any, int]:
+    """One that writes many blocks; its blocks have been others' before. `lag`: tokens that the host does not know yet.
+    Returns how many times it was asked."""
+    server.manager.max_draft_len = drafts
+    free = list(range(2, BLOCKS))
+    for number, block in enumerate(free):
+        server.call("free_resources", server.prompt(100 + number, [block]))
+    server.step(rounds=3)
+    draw, request = random.Random(1), server.prompt(1, [0, 1])
+    blocks, done = server.manager.impl.blocks[1], request.prompt
+    asked = server.manager.impl.asked
+    while done < (BLOCKS - 3) * SIZE:
+        request.tokens = max(request.prompt, done + 1 - lag)
+        blocks = server.manager.impl.blocks[1]
+        for _ in range(-(-(done + 1 + drafts) // SIZE) - len(blocks)):
+            blocks = [*blocks, free.pop(draw.randrange(len(free)))]
+        server.manager.grants[1] = blocks
+        server.step((), (request,))
+        server.write(request, done, done + 1 + drafts)
+        done += 1 + draw.randint(0, drafts)
+        needed = -(-done // SIZE)
+        free += blocks[needed:]  # of rejected drafts
+        server.manager.impl.blocks[1] = blocks[:needed]
+    request.tokens = done + 1
+    server.call("free_resources", request)
+    server.step(rounds=6)
+    return server.report, server.manager.impl.asked - asked
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_answer_is_asked_when_it_can_have_got_a_further_block(server: Server, lag: int) -> None:
+    report, asked = answer(server, 0, lag)
+    assert report.counts == {} and report.blocks_taken >= 2 * BLOCKS - 6
+    assert asked < 4 * BLOCKS
+
+
+def test_drafts_are_followed_and_rejected_ones_do_not_count(server: Server) -> None:
+    report, _ = answer(server, 3, 0)
+    assert report.counts == {} and report.blocks_taken >= 2 * BLOCKS - 8
+
+
+def test_were_given_back_blocks_not_heard_of_it_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedV1, "_hear_of_rejected", lambda _: None)
+    report, _ = answer(server, 3, 0)
+    assert report.counts or server.watched.fault
+
+
+REFUSED: dict[str, Callable[[KVCacheManager], Any]] = {
+    "a connector loads": lambda m: setattr(m, "kv_connector_manager", object()),
+    "a draft model's": lambda m: setattr(m, "is_draft", True),
+    "cross-attention": lambda m: setattr(m, "kv_cache_type", "CacheType.CROSS"),
+    "leave windows": lambda m: setattr(m, "max_attention_window_vec", [64, 16]),
+    "lie in 2 pools": lambda m: setattr(m.impl, "num_pools", 2),
+    "a host tier moves blocks": lambda m: setattr(m.impl, "host", 4096),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_not_followed_is_refused_by_name_at_the_start(reason: str) -> None:
+    manager = KVCacheManager(0, 0)
+    assert constructors.objection(ON, engine(kv_cache_manager=manager)) == ""
+    REFUSED[reason](manager)
+    said = constructors.objection(ON, engine(kv_cache_manager=manager))
+    assert said.startswith("kvfix.canary: observe: ") and reason in said
+    assert watching.watcher_of(V1, SimpleNamespace(on=True, settings=ON), manager) is None  # type: ignore[arg-type]
+
+
+def test_beams_and_draft_layers_are_refused_by_name() -> None:
+    manager = KVCacheManager(0, 0)
+    said = constructors.objection(ON, engine(kv_cache_manager=manager, max_beam_width=4))
+    assert "beams share blocks" in said
+    model = SimpleNamespace(spec_config=ONE_ENGINE, llm_args=SimpleNamespace())
+    assert "KV of draft layers" in constructors.objection(ON, engine(kv_cache_manager=manager, model_engine=model))
+
+
+def test_a_build_without_a_seam_or_a_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = KVCacheManager(0, 0)
+    with monkeypatch.context() as patch:
+        patch.delattr(KVCacheManager, "add_dummy_requests")
+        assert "has no add_dummy_requests, where" in constructors.objection(ON, engine(kv_cache_manager=manager))
+    monkeypatch.delattr(KVCacheManager, "max_draft_len")
+    assert "has no max_draft_len, which say" in constructors.objection(ON, engine(kv_cache_manager=manager))
+
+
+def test_other_managers_are_refused_by_name() -> None:
+    class MambaHybridCacheManager(KVCacheManager):
+        pass
+
+    said = constructors.objection(ON, engine(kv_cache_manager=MambaHybridCacheManager(0, 0)))
+    assert "the cache is MambaHybridCacheManager" in said and "KVCacheManager and KVCacheManagerV2 alone" in said
+
+
+@pytest.mark.parametrize("name", ["get_cache_block_ids", "get_batch_cache_block_ids"])
+def test_a_call_that_fails_ends_the_canary_and_not_the_server(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("planted")
+
+    request = server.prompt(1, [3, 4])
+    server.step(rounds=3)
+    monkeypatch.setattr(server.manager.impl, name, fails)
+    server.step((Prompt(2, 8),), (request,), rounds=3)
+    assert "planted" in str(server.watched.fault) and "stood down" in server.report.state
+
+
+def test_a_device_that_fails_ends_the_canary_and_not_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise DeviceError("planted")
+
+    request = server.prompt(1, [3, 4])
+    failing: Any = SimpleNamespace(free=64, send=fails, arrived=list, done=lambda: True, close=list)
+    monkeypatch.setattr(server.watched.canary, "_ring", failing)
+    server.step((), (request,), rounds=3)
+    assert "planted" in str(server.watched.fault) and "stood down" in server.report.state

@@ -1,0 +1,128 @@
+"""The canary beside a V1 manager in its loops: silent where all is right, and loud where it is not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.standin.fixture import VARIANTS
+from trtllm_kvfix.canary import canary
+from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP, Canary, Finding
+from trtllm_kvfix.managers import watched_v1
+from trtllm_kvfix.managers.watched_v1 import WatchedV1
+from trtllm_kvfix.managers.watched_v2 import filled_of
+
+from .v1_watched import BLOCKS, SIZE, Traffic
+from .v1_watched import watched_v1 as watching
+from .v2_attack import STEPS
+
+# 1.1 orders a copy of a part of a block with nothing, so there contents are wrong without us.
+PARTIAL = [variant for variant in VARIANTS if variant != "A"]
+STORES_UNCOMPUTED = ("A", "B")
+
+
+def is_silent(traffic: Traffic) -> None:
+    report = traffic.report
+    assert (report.state, report.counts, traffic.contents.corrupt) == ("observes", {}, [])
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_is_silent_where_all_is_right(variant: str, overlap: bool) -> None:
+    with watching(variant, overlap=overlap, partial_reuse=variant in PARTIAL) as traffic:
+        traffic.run(STEPS)
+        is_silent(traffic)
+        report = traffic.report
+        assert {each for each, n in report.blocks_compared.items() if n > STEPS // 15} >= {"reused", "freed", "live"}
+        assert report.blocks_taken > STEPS and traffic.contents.reads > STEPS
+
+
+def planted(variant: str) -> tuple[list[Finding], int]:
+    """What is found, and the slot."""
+    with watching(variant, partial_reuse=variant in PARTIAL, cancels=False) as traffic:
+        traffic.plant_at, traffic.done = 60, lambda: traffic.speaks
+        traffic.run(60 + STEPS)
+        return traffic.report.findings, traffic.planted
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_bit_of_a_block_is_found(variant: str) -> None:
+    (found, *_), slot = planted(variant)
+    assert (found.kind, found.slot, found.layers) == ("changed", slot, (0,))
+    # The device may have been steps behind.
+    assert found.right_at <= 60 and found.wrong_at <= 60 + 2 * BLOCKS / BLOCKS_PER_STEP + 1
+
+
+def test_without_the_comparison_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "differing_layers", lambda *_: ())
+    assert planted("D")[0] == []
+
+
+@pytest.mark.parametrize("variant", STORES_UNCOMPUTED)
+def test_it_speaks_of_blocks_that_nobody_has_computed(variant: str) -> None:
+    with watching(variant, without="computed-blocks", partial_reuse=False, budget=16) as traffic:
+        traffic.done = lambda: traffic.speaks
+        traffic.run(10 * STEPS)
+        first = traffic.report.findings[0]
+        assert first.kind == "unfilled" and first.hazards == ("H8",)
+
+
+def _nothing(*_: Any) -> None:
+    """Of what is left out."""
+
+
+TELL_PROMPTS, RESTS, ADMITTED = WatchedV1._tell_prompts, WatchedV1._rests, Canary.admitted
+
+
+def _tells_seldom(self: WatchedV1) -> None:
+    if self._step % 4 == 0:
+        TELL_PROMPTS(self)
+
+
+def _asks_late(self: WatchedV1, request_id: int, one: Any, step: int) -> None:
+    RESTS(self, request_id, one, step + SIZE)
+
+
+def _ends_unheard(self: WatchedV1, request_id: int) -> None:
+    if self._followed.pop(request_id, None) is not None:
+        self._prompts.discard(request_id)
+        self.canary.released(request_id)
+
+
+def _takes_all_as_it_is(self: Canary, request_id: int, slots: list[int], reused: int, _: bool) -> None:
+    ADMITTED(self, request_id, slots, reused)
+
+
+def _counts_the_next(request: Any) -> int:
+    return filled_of(request) + 1
+
+
+# What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
+LEFT_OUT: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "prompts are told before others find their blocks": (WatchedV1, "_tell_prompts", _tells_seldom),
+    "further blocks have been another's": (WatchedV1, "_rests", _asks_late),
+    "what an answer has written is told at its end": (WatchedV1, "ends", _ends_unheard),
+    "a prefix that ends inside a block": (Canary, "admitted", _takes_all_as_it_is),
+    "dummies write into their blocks": (WatchedV1, "has_dummies", _nothing),
+    "the last token's place is not written yet": (watched_v1, "filled_of", _counts_the_next),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_each_rule_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*LEFT_OUT[name])
+    with watching("D") as traffic:
+        traffic.done = lambda: traffic.speaks
+        traffic.run(20 * STEPS)
+        assert traffic.speaks and traffic.contents.corrupt == []
+
+
+def test_a_fault_of_ours_ends_the_canary_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Canary, "went_on", fails)
+    with watching("D") as traffic:
+        traffic.run(STEPS)
+        assert "planted" in str(traffic.watched.fault) and "planted" in traffic.report.state
+        assert traffic.report.counts == {} and traffic.contents.corrupt == [] and traffic.iterations >= STEPS

@@ -1,0 +1,125 @@
+"""The canary beside the stand-in's V1 manager, in its own loops. Blocks have contents, on the simulated device."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from random import Random
+from typing import Any
+
+from tests.fixes.applied import only, standing_in
+from tests.standin.serving import Server
+from tests.torture.engines import SEED, needed
+from trtllm_kvfix import process
+from trtllm_kvfix.canary.canary import CanaryReport
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.managers import constructors
+from trtllm_kvfix.managers.watched_v1 import WatchedV1
+from trtllm_kvfix.managers.watching import ATTRIBUTE
+from trtllm_kvfix.overlay import start_gate
+from trtllm_kvfix.overlay.activation import Activation
+from trtllm_kvfix.overlay.registry import Registry
+
+SIZE, BLOCKS = 4, 40  # tokens in a block, and blocks
+DUMMY_ID = 1 << 40
+
+
+class Traffic:
+    """Requests that share prefixes, of which the loop cancels some, while dummies take blocks and give them back."""
+
+    def __init__(self, server: Server, *, cancels: bool = True) -> None:
+        self.server, self.random, self.cancels = server, Random(SEED), cancels
+        self.iterations = self.sent = 0
+        self.done: Callable[[], bool] = lambda: False
+        self.plant_at = 0  # in this iteration a bit of a block changes that nobody writes to
+        self.planted = 0  # its slot
+        self._prompt = [1]
+        self._dummies: list[Any] = []
+        contents = import_module("tensorrt_llm._standin.contents").Contents()
+        server.executor.contents = server.executor.model_engine.contents = self.contents = contents
+
+    @property
+    def watched(self) -> WatchedV1:
+        found: WatchedV1 = vars(self.server.manager)[ATTRIBUTE]
+        return found
+
+    @property
+    def report(self) -> CanaryReport:
+        return self.watched.canary.report()
+
+    @property
+    def speaks(self) -> bool:
+        """The canary begins with the first batch."""
+        return ATTRIBUTE in vars(self.server.manager) and bool(self.report.counts)
+
+    def run(self, iterations: int) -> None:
+        """Until the loop has had so many, or all is done."""
+        end = self.iterations + iterations
+        with self.server.pauses.at(self.server.pauses.CALL_SCHEDULE, self._in_between):
+            while self.iterations < end and not self.done():
+                self.server.run([self._request() for _ in range(12)])
+
+    def _request(self) -> Any:
+        draw, self.sent = self.random, self.sent + 1
+        if draw.randrange(4):  # or else the last prompt comes again
+            begin = [draw.randrange(3)] * draw.choice((0, 4, 8, 9, 14))
+            self._prompt = begin + [draw.randrange(2) for _ in range(draw.randint(1, 24))]
+        return self.server.request(self.sent, self._prompt, draw.randint(2, 12))
+
+    def _in_between(self) -> None:
+        """In the loop's thread, between two iterations."""
+        executor, manager = self.server.executor, self.server.manager
+        self.iterations += 1
+        if self.cancels and self.iterations % 5 == 0 and executor.active_requests:
+            executor.canceled_req_ids.append(self.random.choice(executor.active_requests).request_id)
+        if self.iterations % 11 == 0:
+            self._dummies = manager.add_dummy_requests([DUMMY_ID + self.iterations]) or []
+            for each in self._dummies:
+                (block,) = manager.get_cache_indices(each)
+                manager.get_unique_primary_pool()[block].copy_(self._junk(), non_blocking=True)
+        elif self.iterations % 11 == 5:
+            for each in self._dummies:
+                manager.free_resources(each)
+        if self.iterations == self.plant_at:
+            self._plant()
+
+    def _plant(self) -> None:
+        """In a block of a request that is served, or else it may have another owner before it is looked at."""
+        pool, books = self.server.manager.get_unique_primary_pool(), self.watched.canary.books
+        served = {each.request_id for each in self.server.executor.active_requests}
+        known = [slot for slot, fill in books.primary.items() if fill.digests and fill.filler in served]
+        self.planted = self.random.choice(known)
+        ctypes.c_uint8.from_address(pool[self.planted].data_ptr()).value ^= 1
+
+    def _junk(self) -> Any:
+        made = self.server.tensors.pinned(*self.server.manager.get_unique_primary_pool().shape[1:])
+        made.numpy()[:] = self.iterations
+        return made
+
+
+@contextmanager
+def watched_v1(
+    variant: str,
+    *,
+    overlap: bool = True,
+    without: str = "",
+    partial_reuse: bool = True,
+    cancels: bool = True,
+    budget: int = 48,
+) -> Iterator[Traffic]:
+    """`without`: a fix that is off. `budget`: tokens in a step."""
+    cache = {"max_tokens": SIZE * BLOCKS, "tokens_per_block": SIZE, "enable_partial_reuse": partial_reuse}
+    with standing_in(variant):
+        overlay = Activation(Registry(ALL), (start_gate, *constructors.ALL), constructors.objection)
+        fixes = [each for each in needed(variant) if each != without]
+        overlay.activate(only(*fixes, canary="observe"))
+        assert process.active.registry.fixes, "findings name hazards of fixes that are known here"
+        server = Server({
+            "max_num_tokens": budget, "enable_chunked_prefill": True, "kv_cache_config": cache,
+            "disable_overlap_scheduler": not overlap,
+        })  # fmt: skip
+        try:
+            yield Traffic(server, cancels=cancels)
+        finally:
+            server.close()
+            assert overlay.deactivate() == []

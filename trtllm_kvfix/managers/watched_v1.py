@@ -1,0 +1,197 @@
+"""The canary beside upstream's own V1 manager: what it hears in the methods of the manager's class.
+
+A block is at one place as long as there is no host tier, so every block that was filled is followed until it has a new
+owner. V1 evicts inside C++ and tells nobody, but only to give the block to a request, and each of these is asked for
+its blocks behind the `prepare_resources` that gave it any.
+
+Every call is on the way of a step, so requests are asked only when it can mean anything. One that writes an answer gets
+a position in a step (more with drafts), and *is due* when it can have got a further block.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from trtllm_kvfix.canary.canary import Canary, Pool, guarded
+from trtllm_kvfix.canary.here import serving
+from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open
+from trtllm_kvfix.managers.watched_v2 import drafts_of, filled_of
+from trtllm_kvfix.metrics.counting import refresh
+from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.staging import current_place
+
+AHEAD_MAX = 2  # positions that a request has got before the host knows their tokens: those of the steps on their way
+
+
+@dataclass(slots=True)
+class _Followed:
+    request: Any  # upstream's
+    told: int  # leading positions of which the canary knows that they are filled
+    blocks: int  # that it is known to have
+
+
+class WatchedV1:
+    """Called by the loop's thread. Its faults end the canary alone."""
+
+    def __init__(self, manager: Any, order: Order, canary: Canary) -> None:
+        self.canary = canary
+        self._impl, self._order = manager.impl, order
+        self._size, self._window = int(manager.tokens_per_block), manager.max_attention_window_vec[0]
+        self._drafts = drafts_of(manager)
+        self._followed: dict[int, _Followed] = {}
+        self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
+        self._due: dict[int, list[int]] = {}  # the others, by the step in which they can have got a further block
+        self._step = 0
+        self._batch: tuple[list[Any], list[Any]] = ([], [])  # prompts and answers
+        self._writers: list[int] = []  # in it
+
+    @property
+    def fault(self) -> str | None:
+        return self.canary.fault
+
+    def stand_down(self, error: Exception) -> None:
+        self.canary.stand_down(error)
+
+    @guarded
+    def begin_iteration(self, _batch: Any) -> None:
+        """The last step has been enqueued, and nothing has a new owner since."""
+        self._step += 1
+        self._tell_prompts()
+        if self._drafts:
+            self._hear_of_rejected()
+        with self._order:
+            self.canary.step((), self._writers)
+
+    @guarded
+    def has_blocks(self, batch: Any) -> None:
+        """This batch has its blocks, and has not been enqueued."""
+        prompts, answers = list(batch.context_requests), list(batch.generation_requests)
+        due = self._answers() if self._drafts else self._due.pop(self._step, [])
+        if due := [request_id for request_id in due if request_id in self._followed]:
+            self._go_on(due)
+        for request in prompts:
+            if request.py_request_id not in self._followed:
+                self._begins(request)
+        if (prompts, answers) != self._batch:
+            self._batch = prompts, answers
+            self._writers = [each.py_request_id for each in chain(prompts, answers) if not each.is_dummy_request]
+
+    @guarded
+    def has_dummies(self, requests: Iterable[Any]) -> None:
+        for request in requests:
+            self.canary.forget(self._blocks_of(request.py_request_id))
+
+    @guarded
+    def ends(self, request_id: int) -> None:
+        """It still has its blocks. It may never have had any."""
+        one = self._followed.pop(request_id, None)
+        if one is None:
+            return
+        self._prompts.discard(request_id)
+        if writes := self._written(request_id, one, filled_of(one.request)):
+            self.canary.wrote([writes])
+        with self._order:
+            self.canary.released(request_id)
+
+    def close(self) -> None:
+        self.canary.close()
+        self._order.close()
+
+    def _begins(self, request: Any) -> None:
+        request_id = request.py_request_id
+        blocks = self._blocks_of(request_id)
+        if not blocks:  # another fix has put it off
+            return
+        if request.is_dummy_request or not request.is_first_context_chunk:
+            self.canary.forget(blocks)
+            return
+        reused = request.context_current_position
+        # Where the last of it ends inside a block, V1 has copied that one, or has taken it over.
+        self.canary.admitted(request_id, blocks, reused, True)
+        self._followed[request_id] = _Followed(request, reused, len(blocks))
+        self._prompts.add(request_id)
+
+    def _tell_prompts(self) -> None:
+        """Others find their blocks as soon as these are computed, so nothing of them is told late."""
+        writes = []
+        for request_id in list(self._prompts):
+            one = self._followed[request_id]
+            if write := self._written(request_id, one, filled_of(one.request)):
+                writes.append(write)
+            if not one.request.context_remaining_length:
+                self._prompts.remove(request_id)
+                self._rests(request_id, one, self._step)
+        if writes:
+            self.canary.wrote(writes)
+
+    def _written(self, request_id: int, one: _Followed, filled: int) -> tuple[int, int, int] | None:
+        filled = min(filled, one.blocks * self._size)
+        if filled <= one.told:
+            return None
+        begin, one.told = one.told, filled
+        return request_id, begin, filled
+
+    def _rests(self, request_id: int, one: _Followed, step: int) -> None:
+        """Until it can have got a further block. It gets a position in each step that it is in, from this one on."""
+        if self._drafts:
+            return
+        if one.told >= (one.blocks - 1) * self._size:
+            capacity = one.blocks * self._size
+            step += max(0, capacity - one.request.get_num_tokens(0) - AHEAD_MAX)
+        # Or else the block before its last one is full, and it is not known to be.
+        self._due.setdefault(step, []).append(request_id)
+
+    def _go_on(self, due: Sequence[int]) -> None:
+        parts: list[tuple[int, int, int, Sequence[int]]] = []
+        for request_id, (blocks,) in zip(due, self._ids_of(due), strict=True):
+            one = self._followed[request_id]
+            begin, filled = one.told, filled_of(one.request)
+            self._written(request_id, one, filled - filled % self._size)
+            parts.append((request_id, begin, one.told, blocks[one.blocks :]))
+            one.blocks = len(blocks)
+            self._rests(request_id, one, self._step + 1)
+        self.canary.went_on(parts)
+
+    # ---- drafts: rejected ones give blocks back, which others may get ----
+
+    def _answers(self) -> list[int]:
+        return [request_id for request_id in self._followed if request_id not in self._prompts]
+
+    def _hear_of_rejected(self) -> None:
+        request_ids = self._answers()
+        for request_id, (blocks,) in zip(request_ids, self._ids_of(request_ids), strict=True):
+            one = self._followed[request_id]
+            if len(blocks) < one.blocks:
+                self.canary.shrunk(request_id, len(blocks))
+                one.blocks = len(blocks)
+
+    # ---- what is asked of upstream ----
+
+    def _ids_of(self, request_ids: Sequence[int]) -> Iterator[list[list[int]]]:
+        return iter(self._impl.get_batch_cache_block_ids(list(request_ids), self._window))
+
+    def _blocks_of(self, request_id: int) -> list[int]:
+        """None of a request that has no sequence, whatever C++ raises for it."""
+        with suppress(RuntimeError, IndexError):
+            return list(self._impl.get_cache_block_ids(request_id, self._window)[0])
+        return []
+
+
+def pool_of(manager: Any) -> Pool:
+    """Blocks one behind the other, each with its layers."""
+    tensor = manager.impl.get_unique_primary_pool()
+    slot_bytes = int(tensor.stride()[0]) * int(tensor.element_size())
+    return Pool(int(tensor.data_ptr()), slot_bytes, range(int(tensor.shape[1])))
+
+
+def watch(manager: Any, settings: Settings) -> WatchedV1:
+    device, stream = current_place().device, int(manager._stream.cuda_stream)
+    canary = Canary(
+        device, stream, [pool_of(manager)], int(manager.tokens_per_block), settings.canary_blocks_per_step,
+        fixes_off(settings), hazards_open(settings, "V1"),
+    )  # fmt: skip
+    serving.add(canary)
+    refresh(canary)
+    return WatchedV1(manager, Order(device, stream), canary)
