@@ -83,7 +83,9 @@ class KVCacheManager:
         self.impl = Books(address)
         self.grants: dict[int, list[int]] = {}  # what the next call gives to each request
 
-    def prepare_resources(self, _batch: Any) -> None:
+    def prepare_resources(self, batch: Any) -> None:
+        if batch is None:
+            raise RuntimeError("no free block")
         for request_id, blocks in self.grants.items():
             self.impl.blocks[request_id] = list(blocks)
         self.grants.clear()
@@ -272,6 +274,27 @@ def test_an_answer_is_asked_when_it_can_have_got_a_further_block(server: Server,
     report, asked = answer(server, 0, lag)
     assert report.counts == {} and report.blocks_taken >= 2 * BLOCKS - 6
     assert asked < 4 * BLOCKS
+
+
+def test_one_is_asked_behind_a_call_of_upstream_that_fails_and_in_its_second_life(server: Server) -> None:
+    cached = server.prompt(9, [7, 8])
+    server.step(rounds=3)
+    server.call("free_resources", cached)
+    first = server.prompt(1, [0])
+    server.step((), (first,))
+    server.call("free_resources", first)
+    request = server.prompt(1, [1])
+    server.step((), (request,))
+    for number in range(SIZE):
+        request.tokens = SIZE + number
+        with pytest.raises(RuntimeError, match="no free block"):
+            server.call("prepare_resources", None)
+    server.manager.grants[1] = [1, 7]
+    request.tokens = SIZE + 1
+    server.step((), (request,))
+    server.write(request, SIZE, SIZE + 1)
+    server.step((), (request,), rounds=8)
+    assert server.report.counts == {} and server.watched.fault is None
 
 
 def test_drafts_are_followed_and_rejected_ones_do_not_count(server: Server) -> None:

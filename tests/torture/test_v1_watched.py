@@ -84,7 +84,7 @@ def _asks_late(self: WatchedV1, request_id: int, one: Any, step: int) -> None:
 
 
 def _ends_unheard(self: WatchedV1, request_id: int) -> None:
-    if self._followed.pop(request_id, None) is not None:
+    if self._holders.pop(request_id, None) is not None:
         self._prompts.discard(request_id)
         self.canary.released(request_id)
 

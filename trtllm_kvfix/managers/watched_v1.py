@@ -26,10 +26,11 @@ AHEAD_MAX = 2  # positions that a request has got before the host knows their to
 
 
 @dataclass(slots=True)
-class _Followed:
+class _Holder:
     request: Any  # upstream's
     told: int  # leading positions of which the canary knows that they are filled
     blocks: int  # that it is known to have
+    due: int = 0  # the step in which it can have got a further one
 
 
 class WatchedV1:
@@ -40,9 +41,10 @@ class WatchedV1:
         self._impl, self._order = manager.impl, order
         self._size, self._window = int(manager.tokens_per_block), manager.max_attention_window_vec[0]
         self._drafts = drafts_of(manager)
-        self._followed: dict[int, _Followed] = {}
+        self._holders: dict[int, _Holder] = {}
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
-        self._due: dict[int, list[int]] = {}  # the others, by the step in which they can have got a further block
+        self._resting: dict[int, list[int]] = {}  # the others, by the step in which they are due
+        self._due: list[int] = []  # until a batch has its blocks: upstream's call may fail
         self._step = 0
         self._batch: tuple[list[Any], list[Any]] = ([], [])  # prompts and answers
         self._writers: list[int] = []  # in it
@@ -59,6 +61,7 @@ class WatchedV1:
         """The last step has been enqueued, and nothing has a new owner since."""
         self._step += 1
         self._tell_prompts()
+        self._due += self._resting.pop(self._step, ())
         if self._drafts:
             self._hear_of_rejected()
         with self._order:
@@ -68,11 +71,12 @@ class WatchedV1:
     def has_blocks(self, batch: Any) -> None:
         """This batch has its blocks, and has not been enqueued."""
         prompts, answers = list(batch.context_requests), list(batch.generation_requests)
-        due = self._answers() if self._drafts else self._due.pop(self._step, [])
-        if due := [request_id for request_id in due if request_id in self._followed]:
+        due = self._answers() if self._drafts else list(dict.fromkeys(filter(self._is_due, self._due)))
+        self._due.clear()
+        if due:
             self._go_on(due)
         for request in prompts:
-            if request.py_request_id not in self._followed:
+            if request.py_request_id not in self._holders:
                 self._begins(request)
         if (prompts, answers) != self._batch:
             self._batch = prompts, answers
@@ -86,7 +90,7 @@ class WatchedV1:
     @guarded
     def ends(self, request_id: int) -> None:
         """It still has its blocks. It may never have had any."""
-        one = self._followed.pop(request_id, None)
+        one = self._holders.pop(request_id, None)
         if one is None:
             return
         self._prompts.discard(request_id)
@@ -110,14 +114,14 @@ class WatchedV1:
         reused = request.context_current_position
         # Where the last of it ends inside a block, V1 has copied that one, or has taken it over.
         self.canary.admitted(request_id, blocks, reused, True)
-        self._followed[request_id] = _Followed(request, reused, len(blocks))
+        self._holders[request_id] = _Holder(request, reused, len(blocks))
         self._prompts.add(request_id)
 
     def _tell_prompts(self) -> None:
         """Others find their blocks as soon as these are computed, so nothing of them is told late."""
         writes = []
         for request_id in list(self._prompts):
-            one = self._followed[request_id]
+            one = self._holders[request_id]
             if write := self._written(request_id, one, filled_of(one.request)):
                 writes.append(write)
             if not one.request.context_remaining_length:
@@ -126,14 +130,14 @@ class WatchedV1:
         if writes:
             self.canary.wrote(writes)
 
-    def _written(self, request_id: int, one: _Followed, filled: int) -> tuple[int, int, int] | None:
+    def _written(self, request_id: int, one: _Holder, filled: int) -> tuple[int, int, int] | None:
         filled = min(filled, one.blocks * self._size)
         if filled <= one.told:
             return None
         begin, one.told = one.told, filled
         return request_id, begin, filled
 
-    def _rests(self, request_id: int, one: _Followed, step: int) -> None:
+    def _rests(self, request_id: int, one: _Holder, step: int) -> None:
         """Until it can have got a further block. It gets a position in each step that it is in, from this one on."""
         if self._drafts:
             return
@@ -141,12 +145,18 @@ class WatchedV1:
             capacity = one.blocks * self._size
             step += max(0, capacity - one.request.get_num_tokens(0) - AHEAD_MAX)
         # Or else the block before its last one is full, and it is not known to be.
-        self._due.setdefault(step, []).append(request_id)
+        one.due = step
+        self._resting.setdefault(step, []).append(request_id)
+
+    def _is_due(self, request_id: int) -> bool:
+        """Or else it has ended, and may have come again."""
+        one = self._holders.get(request_id)
+        return one is not None and request_id not in self._prompts and one.due <= self._step
 
     def _go_on(self, due: Sequence[int]) -> None:
         parts: list[tuple[int, int, int, Sequence[int]]] = []
         for request_id, (blocks,) in zip(due, self._ids_of(due), strict=True):
-            one = self._followed[request_id]
+            one = self._holders[request_id]
             begin, filled = one.told, filled_of(one.request)
             self._written(request_id, one, filled - filled % self._size)
             parts.append((request_id, begin, one.told, blocks[one.blocks :]))
@@ -157,12 +167,12 @@ class WatchedV1:
     # ---- drafts: rejected ones give blocks back, which others may get ----
 
     def _answers(self) -> list[int]:
-        return [request_id for request_id in self._followed if request_id not in self._prompts]
+        return [request_id for request_id in self._holders if request_id not in self._prompts]
 
     def _hear_of_rejected(self) -> None:
         request_ids = self._answers()
         for request_id, (blocks,) in zip(request_ids, self._ids_of(request_ids), strict=True):
-            one = self._followed[request_id]
+            one = self._holders[request_id]
             if len(blocks) < one.blocks:
                 self.canary.shrunk(request_id, len(blocks))
                 one.blocks = len(blocks)
