@@ -6,13 +6,14 @@ Blocks do not change. Run it on a GPU (--device cuda); on the simulated device a
 A prompt of 4,096 blocks is found whole: hit_us is the call at its admission, and step_us one of the steps behind it
 that look at those blocks, spread_over so many.
 
-Beside a V2 manager, every request generates a token in each step, with a host tier. looks_us is the part that does not
-depend on the requests, and end_us what each takes at its end, all in one step. Caches and requests are doubles in
-Python; slots are so small that looks cost the host alone.
+Beside a manager of upstream's (V1, and V2 with a host tier), every request generates a token in each step. looks_us is
+the part that does not depend on the requests, and end_us what each takes at its end, all in one step. Caches and
+requests are doubles in Python; slots are so small that looks cost the host alone.
 """
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +26,7 @@ from measure import RESULTS, Row, Summary, quiet_garbage_collector, report
 
 from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP, OBSERVES, Canary, CanaryReport, Pool
 from trtllm_kvfix.canary.fills import Write
-from trtllm_kvfix.managers.watched_v2 import WatchedV2, watch
+from trtllm_kvfix.managers import watched_v1, watched_v2
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import on_stream
@@ -33,8 +34,8 @@ from trtllm_kvfix.staging import on_stream
 TOKENS_PER_BLOCK, LAYERS = 32, 64
 KIB, MIB = 1 << 10, 1 << 20
 HIT_BLOCKS, HIT_KIB = 4096, (16, 1024)
-V2_LAYERS, SLOT_BYTES = 32, 32 << 9
-V2_WARM_UP = 100  # until looks go round
+SERVED_LAYERS, SLOT_BYTES = 32, 32 << 9
+WARM_UP = 100  # until looks go round
 LAUNCHES = 4  # one behind the other, so that a launch costs nothing
 
 
@@ -79,7 +80,7 @@ def hits(device_name: str, block_kib: int, rounds: int) -> list[Row]:
     device = open_device(device_name)
     stream = device.create_stream()
     memory = device.empty((HIT_BLOCKS * block_kib * KIB,), "uint8")
-    pool = Pool(memory.address, block_kib * KIB, range(V2_LAYERS))
+    pool = Pool(memory.address, block_kib * KIB, range(SERVED_LAYERS))
     canary = Canary(device, stream, [pool], TOKENS_PER_BLOCK, BLOCKS_PER_STEP, seed=0)
     slots, end = list(range(HIT_BLOCKS)), HIT_BLOCKS * TOKENS_PER_BLOCK
     canary.admitted(0, slots, 0)
@@ -113,9 +114,9 @@ def hits(device_name: str, block_kib: int, rounds: int) -> list[Row]:
 
 
 class Generating:
-    """A request and its cache, as the V2 manager and the loop with overlap show them: two positions ahead."""
+    """A request and its cache, as the managers and the loop with overlap show them: two positions ahead."""
 
-    is_dummy_request, is_active, context_remaining_length = False, True, 0
+    is_dummy_request, is_active, context_remaining_length, is_first_context_chunk = False, True, 0, True
 
     def __init__(self, request_id: int, blocks: int) -> None:
         prompt = TOKENS_PER_BLOCK + request_id % TOKENS_PER_BLOCK  # so that blocks do not end in the same step
@@ -134,62 +135,110 @@ class Generating:
         self.capacity += 1
 
 
-class BesideV2:
-    def __init__(self, device: Device, stream: int, requests: int, steps: int) -> None:
-        blocks = 3 + steps // TOKENS_PER_BLOCK
-        self.requests = [Generating(number, blocks) for number in range(requests)]
-        self._memory = device.empty((requests * blocks * SLOT_BYTES,), "uint8")
-        buffers = [SimpleNamespace(buffer_ids=[SimpleNamespace(layer_id=layer) for layer in range(V2_LAYERS)])]
-        variant = SimpleNamespace(layer_group_id=0, coalesced_buffers=buffers)
-        pool = SimpleNamespace(base_address=self._memory.address, slot_bytes=SLOT_BYTES)
-        group = SimpleNamespace(pools=[pool], slot_desc=SimpleNamespace(variants=[variant]))
-        layers = [SimpleNamespace(sliding_window_size=None)] * V2_LAYERS
-        manager = SimpleNamespace(
-            tokens_per_block=TOKENS_PER_BLOCK, kv_cache_map={each.py_request_id: each for each in self.requests},
-            kv_cache_manager_py_config=SimpleNamespace(layers=layers), _stream=SimpleNamespace(cuda_stream=stream),
-            impl=SimpleNamespace(layer_grouping=[list(range(V2_LAYERS))], pool_group_descs=[group]),
-        )  # fmt: skip
-        self._caches = manager.kv_cache_map
-        self.watched: WatchedV2 = watch(manager, Settings(canary="observe"), device, knows_all=False)
+class Served:
+    """Requests that generate, and their blocks."""
 
-    def step(self) -> None:
+    def __init__(self, device: Device, requests: int, steps: int) -> None:
+        self.device, blocks = device, 3 + steps // TOKENS_PER_BLOCK
+        self.requests = [Generating(number, blocks) for number in range(requests)]
+        self.memory = device.empty((requests * blocks * SLOT_BYTES,), "uint8")
+
+    def step(self) -> Any:
+        """The batch."""
         for each in self.requests:
             each.schedule()
-        self.batch = SimpleNamespace(context_requests=[], generation_requests=list(self.requests))
+        return SimpleNamespace(context_requests=[], generation_requests=list(self.requests))
 
-    def end(self, request: Generating) -> float:
-        begin = perf_counter()
+
+class BesideV1:
+    name = "beside V1"
+
+    def __init__(self, stream: int, served: Served) -> None:
+        self._served = {each.py_request_id: each for each in served.requests}
+        pool = SimpleNamespace(
+            shape=(1, SERVED_LAYERS), data_ptr=lambda: served.memory.address,
+            stride=lambda: (SLOT_BYTES // 2,), element_size=lambda: 2,
+        )  # fmt: skip
+        self.get_unique_primary_pool = lambda: pool
+        manager = SimpleNamespace(
+            tokens_per_block=TOKENS_PER_BLOCK, max_attention_window_vec=[1 << 20], max_draft_len=0, impl=self,
+            _stream=SimpleNamespace(cuda_stream=stream),
+        )  # fmt: skip
+        self.watched = watched_v1.watch(manager, Settings(canary="observe"))
+        for each in served.requests:
+            each.context_current_position = 0
+        self.watched.has_blocks(SimpleNamespace(context_requests=served.requests, generation_requests=[]))
+        for each in served.requests:
+            each.context_current_position = each.num_committed_tokens
+        self.canary = self.watched.canary
+
+    def get_cache_block_ids(self, request_id: int, _window: int) -> list[list[int]]:
+        one = self._served[request_id]
+        return [one.slots[: -(-one.capacity // TOKENS_PER_BLOCK)].tolist()]
+
+    def get_batch_cache_block_ids(self, request_ids: list[int], window: int) -> list[list[list[int]]]:
+        return [self.get_cache_block_ids(each, window) for each in request_ids]
+
+    def hear(self, batch: Any) -> None:
+        self.watched.begin_iteration(batch)
+        self.watched.has_blocks(batch)
+
+    def end(self, request: Generating) -> None:
         self.watched.ends(request.py_request_id)
-        took = perf_counter() - begin
+
+
+class BesideV2:
+    name = "beside V2"
+
+    def __init__(self, stream: int, served: Served) -> None:
+        buffers = [SimpleNamespace(buffer_ids=[SimpleNamespace(layer_id=layer) for layer in range(SERVED_LAYERS)])]
+        variant = SimpleNamespace(layer_group_id=0, coalesced_buffers=buffers)
+        pool = SimpleNamespace(base_address=served.memory.address, slot_bytes=SLOT_BYTES)
+        group = SimpleNamespace(pools=[pool], slot_desc=SimpleNamespace(variants=[variant]))
+        layers = [SimpleNamespace(sliding_window_size=None)] * SERVED_LAYERS
+        manager = SimpleNamespace(
+            tokens_per_block=TOKENS_PER_BLOCK, kv_cache_map={each.py_request_id: each for each in served.requests},
+            kv_cache_manager_py_config=SimpleNamespace(layers=layers), _stream=SimpleNamespace(cuda_stream=stream),
+            impl=SimpleNamespace(layer_grouping=[list(range(SERVED_LAYERS))], pool_group_descs=[group]),
+        )  # fmt: skip
+        self._caches = manager.kv_cache_map
+        self.watched = watched_v2.watch(manager, Settings(canary="observe"), served.device, knows_all=False)
+        (self.canary,) = [group.canary for group in self.watched.groups]
+        self.hear = self.watched.begin_iteration
+
+    def end(self, request: Generating) -> None:
+        self.watched.ends(request.py_request_id)
         del self._caches[request.py_request_id]
-        return took * 1e6
 
 
-def beside_v2(device_name: str, requests: int, steps: int) -> list[Row]:
+def beside(manager: type[BesideV1 | BesideV2], device_name: str, requests: int, steps: int) -> list[Row]:
     device = open_device(device_name)
     stream = device.create_stream()
-    server = BesideV2(device, stream, requests, steps + V2_WARM_UP)
-    (canary,) = [group.canary for group in server.watched.groups]
-    calls: list[tuple[str, Callable[[], None]]] = [
-        ("loop_us", lambda: server.watched.begin_iteration(server.batch)),
-        ("looks_us", lambda: canary.step((), ())),
-    ]
-    times: dict[str, list[float]] = {name: [] for name, _ in calls}
+    times: dict[str, list[float]] = {"loop_us": [], "looks_us": [], "end_us": []}
+
+    def timed(metric: str, call: Callable[[], None]) -> None:
+        begin = perf_counter()
+        call()
+        times[metric].append((perf_counter() - begin) * 1e6)
+
     with quiet_garbage_collector(), on_stream(device, stream):
-        for number in range(V2_WARM_UP + steps):
-            server.step()
-            for name, call in calls:
-                begin = perf_counter()
-                call()
-                if number >= V2_WARM_UP:
-                    times[name].append((perf_counter() - begin) * 1e6)
-                device.synchronize(stream)
-        times["end_us"] = [server.end(each) for each in server.requests]
-    found = canary.report()
+        served = Served(device, requests, steps + WARM_UP)
+        server = manager(stream, served)
+        for number in range(WARM_UP + steps):
+            if number == WARM_UP:
+                times.update({metric: [] for metric in times})
+            batch = served.step()
+            timed("loop_us", partial(server.hear, batch))
+            device.synchronize(stream)
+            timed("looks_us", partial(server.canary.step, (), ()))
+            device.synchronize(stream)
+        for each in served.requests:
+            timed("end_us", partial(server.end, each))
+    found = server.canary.report()
     require_silent(found, found.blocks_taken >= requests)
     server.watched.close()
     device.destroy_stream(stream)
-    return [Row("beside V2", requests, "canary", name, Summary.of(values)) for name, values in times.items()]
+    return [Row(server.name, requests, "canary", metric, Summary.of(values)) for metric, values in times.items()]
 
 
 def rates(device_name: str, block_mib: int, memory_mib: int, rounds: int) -> list[Row]:
@@ -228,7 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--beside-v2", action="store_true", help="only this, in which block_size is the requests")
+    parser.add_argument("--beside", action="store_true", help="only these, in which block_size is the requests")
     parser.add_argument("--hits", action="store_true", help="only these")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
@@ -237,9 +286,10 @@ def main() -> int:
     found = (row for mib in (1, 2, 4, 8) for number in (1, 8) for row in rows(args.device, mib, number, steps))
     memory_mib, rounds = (16, 3) if args.quick else (2048, 20)
     of_kernel = (row for mib in (1, 2, 4, 8) for row in rates(args.device, mib, memory_mib, rounds))
-    beside = (row for requests in (8, 64, 256) for row in beside_v2(args.device, requests, steps))
+    sizes = [(kind, requests) for kind in (BesideV1, BesideV2) for requests in (8, 64, 256)]
+    of_servers = (row for kind, requests in sizes for row in beside(kind, args.device, requests, steps))
     of_hits = (row for kib in HIT_KIB[: 1 if args.quick else None] for row in hits(args.device, kib, steps // 5))
-    chosen = beside if args.beside_v2 else of_hits if args.hits else chain(found, of_kernel, beside, of_hits)
+    chosen = of_servers if args.beside else of_hits if args.hits else chain(found, of_kernel, of_servers, of_hits)
     report("canary.csv", chosen, args.results)
     return 0
 

@@ -71,16 +71,16 @@ def _nothing(*_: Any) -> None:
     """Of what is left out."""
 
 
-TELL_PROMPTS, RESTS, ADMITTED = WatchedV1._tell_prompts, WatchedV1._rests, Canary.admitted
+TELL, RESTS, ADMITTED = WatchedV1._tell, WatchedV1._rests, Canary.admitted
 
 
 def _tells_seldom(self: WatchedV1) -> None:
     if self._step % 4 == 0:
-        TELL_PROMPTS(self)
+        TELL(self)
 
 
-def _asks_late(self: WatchedV1, request_id: int, one: Any, step: int) -> None:
-    RESTS(self, request_id, one, step + SIZE)
+def _asks_late(self: WatchedV1, request_id: int, one: Any, until: int) -> None:
+    RESTS(self, request_id, one, until + SIZE)
 
 
 def _ends_unheard(self: WatchedV1, request_id: int) -> None:
@@ -99,7 +99,7 @@ def _counts_the_next(request: Any) -> int:
 
 # What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
 LEFT_OUT: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "prompts are told before others find their blocks": (WatchedV1, "_tell_prompts", _tells_seldom),
+    "prompts are told before others find their blocks": (WatchedV1, "_tell", _tells_seldom),
     "further blocks have been another's": (WatchedV1, "_rests", _asks_late),
     "what an answer has written is told at its end": (WatchedV1, "ends", _ends_unheard),
     "a prefix that ends inside a block": (Canary, "admitted", _takes_all_as_it_is),

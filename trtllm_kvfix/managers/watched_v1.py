@@ -5,7 +5,7 @@ owner. V1 evicts inside C++ and tells nobody, but only to give the block to a re
 its blocks behind the `prepare_resources` that gave it any.
 
 Every call is on the way of a step, so requests are asked only when it can mean anything. One that writes an answer gets
-a position in a step (more with drafts), and *is due* when it can have got a further block.
+a position in each step that it is in, and *is due* when it can have got a further block. With drafts all are asked.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import current_place
 
-AHEAD_MAX = 2  # positions that a request has got before the host knows their tokens: those of the steps on their way
+AHEAD_MAX = 2  # steps that are on their way: so many positions has a request got before the host knows their tokens
 
 
 @dataclass(slots=True)
@@ -43,9 +43,12 @@ class WatchedV1:
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
-        self._resting: dict[int, list[int]] = {}  # the others, by the step in which they are due
+        # Without drafts the others, by the step in which one can have got a further block, and in which one that has
+        # got it has filled the block before.
+        self._resting: dict[int, list[int]] = {}
+        self._filling: dict[int, list[int]] = {}
         self._due: list[int] = []  # until a batch has its blocks: upstream's call may fail
-        self._step = 0
+        self._step = self._heard = 0  # the last one, and the last in which a batch got its blocks
         self._batch: tuple[list[Any], list[Any]] = ([], [])  # prompts and answers
         self._writers: list[int] = []  # in it
 
@@ -60,7 +63,7 @@ class WatchedV1:
     def begin_iteration(self, _batch: Any) -> None:
         """The last step has been enqueued, and nothing has a new owner since."""
         self._step += 1
-        self._tell_prompts()
+        self._tell()
         self._due += self._resting.pop(self._step, ())
         if self._drafts:
             self._hear_of_rejected()
@@ -75,6 +78,7 @@ class WatchedV1:
         self._due.clear()
         if due:
             self._go_on(due)
+        self._heard = self._step
         for request in prompts:
             if request.py_request_id not in self._holders:
                 self._begins(request)
@@ -94,8 +98,8 @@ class WatchedV1:
         if one is None:
             return
         self._prompts.discard(request_id)
-        if writes := self._written(request_id, one, filled_of(one.request)):
-            self.canary.wrote([writes])
+        if write := self._written(request_id, one, filled_of(one.request)):
+            self.canary.wrote([write])
         with self._order:
             self.canary.released(request_id)
 
@@ -117,18 +121,22 @@ class WatchedV1:
         self._holders[request_id] = _Holder(request, reused, len(blocks))
         self._prompts.add(request_id)
 
-    def _tell_prompts(self) -> None:
-        """Others find their blocks as soon as these are computed, so nothing of them is told late."""
-        writes = []
+    def _tell(self) -> None:
+        """Others find the blocks of a prompt as soon as these are computed, so nothing of it is told late."""
+        size, writes = self._size, []
         for request_id in list(self._prompts):
             one = self._holders[request_id]
-            if write := self._written(request_id, one, filled_of(one.request)):
-                writes.append(write)
+            writes.append(self._written(request_id, one, filled_of(one.request)))
             if not one.request.context_remaining_length:
                 self._prompts.remove(request_id)
-                self._rests(request_id, one, self._step)
-        if writes:
-            self.canary.wrote(writes)
+                room = one.blocks * size - one.request.get_num_tokens(0) - AHEAD_MAX
+                self._rests(request_id, one, self._step + max(0, room))
+        for request_id in self._answers() if self._drafts else self._filling.pop(self._step, ()):
+            if (answering := self._holders.get(request_id)) is not None:
+                filled = filled_of(answering.request)
+                writes.append(self._written(request_id, answering, filled - filled % size))
+        if any(writes):
+            self.canary.wrote(filter(None, writes))
 
     def _written(self, request_id: int, one: _Holder, filled: int) -> tuple[int, int, int] | None:
         filled = min(filled, one.blocks * self._size)
@@ -137,16 +145,10 @@ class WatchedV1:
         begin, one.told = one.told, filled
         return request_id, begin, filled
 
-    def _rests(self, request_id: int, one: _Holder, step: int) -> None:
-        """Until it can have got a further block. It gets a position in each step that it is in, from this one on."""
-        if self._drafts:
-            return
-        if one.told >= (one.blocks - 1) * self._size:
-            capacity = one.blocks * self._size
-            step += max(0, capacity - one.request.get_num_tokens(0) - AHEAD_MAX)
-        # Or else the block before its last one is full, and it is not known to be.
-        one.due = step
-        self._resting.setdefault(step, []).append(request_id)
+    def _rests(self, request_id: int, one: _Holder, until: int) -> None:
+        if not self._drafts:
+            one.due = until
+            self._resting.setdefault(until, []).append(request_id)
 
     def _is_due(self, request_id: int) -> bool:
         """Or else it has ended, and may have come again."""
@@ -154,15 +156,21 @@ class WatchedV1:
         return one is not None and request_id not in self._prompts and one.due <= self._step
 
     def _go_on(self, due: Sequence[int]) -> None:
-        parts: list[tuple[int, int, int, Sequence[int]]] = []
+        """Those that have got none are asked in each step from now on, so one that has got some has just begun it, but
+        for steps in which upstream's call has failed."""
+        failed = self._step - self._heard - 1
+        got: list[tuple[int, int, int, Sequence[int]]] = []
         for request_id, (blocks,) in zip(due, self._ids_of(due), strict=True):
             one = self._holders[request_id]
-            begin, filled = one.told, filled_of(one.request)
-            self._written(request_id, one, filled - filled % self._size)
-            parts.append((request_id, begin, one.told, blocks[one.blocks :]))
+            further = blocks[one.blocks :]
             one.blocks = len(blocks)
-            self._rests(request_id, one, self._step + 1)
-        self.canary.went_on(parts)
+            if further:
+                got.append((request_id, 0, 0, further))
+                if not self._drafts:
+                    self._filling.setdefault(self._step + AHEAD_MAX, []).append(request_id)
+            self._rests(request_id, one, self._step + max(1, len(further) * self._size - failed))
+        if got:
+            self.canary.went_on(got)
 
     # ---- drafts: rejected ones give blocks back, which others may get ----
 
