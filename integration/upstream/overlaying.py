@@ -11,7 +11,7 @@ import trtllm_kvfix
 
 @contextmanager
 def overlay(
-    on: bool, fixes: dict[str, str], staging_mode: str = "auto", manager: str = "upstream"
+    on: bool, fixes: dict[str, str], staging_mode: str = "auto", manager: str = "upstream", **more: Any
 ) -> Iterator[Callable[[], dict[str, Any]]]:
     """Turn the overlay on as a program does, with these choices."""
     if not on:
@@ -20,7 +20,7 @@ def overlay(
     with tempfile.TemporaryDirectory() as folder:
         before = dict(os.environ)
         os.environ["TRTLLM_KVFIX_TUNING_STAGING_MODE"] = staging_mode
-        trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder, manager=manager)
+        trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder, manager=manager, **more)
         try:
             yield trtllm_kvfix.status
         finally:
