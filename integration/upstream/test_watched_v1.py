@@ -59,7 +59,7 @@ Load: TypeAlias = tuple[tuple[Arrival, ...], dict[int, list[int]]]  # who comes,
 def played(era: str, shape: Shape, *off: str, blocks_per_step: int = 8, load: Load | None = None) -> Seen:
     """In a process of its own, which holds one TensorRT-LLM. `off`: fixes that are off."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
-    given = (era, shape, off, blocks_per_step, load or crowd(1, STEPS), sending)
+    given = (era, shape, off, blocks_per_step, load or crowd(1, STEPS * 6 // 5), sending)
     child = multiprocessing.get_context("fork").Process(target=_play, args=given)
     child.start()
     sending.close()
