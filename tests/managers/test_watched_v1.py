@@ -16,7 +16,7 @@ import pytest
 
 from tests.managers.test_constructors import engine
 from tests.managers.test_watched_v2 import ONE_ENGINE, SIZE, Request
-from trtllm_kvfix.managers import constructors, watching
+from trtllm_kvfix.managers import constructors, watched_v1, watching
 from trtllm_kvfix.managers.upstream_v1 import V1
 from trtllm_kvfix.managers.watched_v1 import WatchedV1
 from trtllm_kvfix.native import Device, DeviceError, open_device
@@ -52,6 +52,7 @@ class Books:
         self.pool, self.blocks = Pool(address), dict[int, list[int]]()
         self.asked = 0  # requests, for their blocks
         self.host = 0
+        self.moved: dict[int, int] = {}  # blocks that are not in the slot of their number any more
 
     def get_block_pool_pointers(self) -> Any:
         return np.array([[self.pool.data_ptr(), self.host]], np.int64)
@@ -69,13 +70,19 @@ class Books:
         self.asked += len(request_ids)
         return [self.get_cache_block_ids(request_id, window) for request_id in request_ids]
 
+    def copy_batch_block_offsets(self, table: Any, request_ids: list[int], beams: int, row: int) -> None:
+        assert (beams, row) == (1, 0)
+        for request_id in request_ids:
+            slots = [self.moved.get(each, each) for each in self.blocks[request_id]]
+            np.asarray(table)[0, 0, 0, : len(slots)] = np.array(slots) * 4  # two layers, keys and values
+
 
 class KVCacheManager:
     tokens_per_block = SIZE
     kv_connector_manager = None
     is_draft = False
     kv_cache_type = "CacheType.SELF"
-    max_seq_len, max_draft_len = 64, 0
+    max_seq_len, max_draft_len, max_blocks_per_seq = 64, 0, 16
     max_attention_window_vec = (64,)
 
     def __init__(self, address: int, stream: int) -> None:
@@ -310,13 +317,57 @@ def test_were_given_back_blocks_not_heard_of_it_would_be_a_false_finding(
     assert report.counts or server.watched.fault
 
 
+def move(server: Server, block: int, slot: int) -> None:
+    """To the host and back, while nobody has it; another has written to its slot meanwhile."""
+    source = server.manager.impl.moved.get(block, block)
+    server.memory[slot], server.manager.impl.moved[block] = server.memory[source], slot
+    server.memory[source] ^= 1
+
+
+def moved_while_cached(server: Server) -> Any:
+    server.manager.impl.host = 4096
+    server.call("free_resources", server.prompt(1, [3, 4]))
+    server.step(rounds=3)
+    move(server, 4, 9)
+    request = server.prompt(2, [3, 4, 5], reused=8)
+    server.step(rounds=8)
+    return server.report, request
+
+
+def test_with_a_host_tier_blocks_are_found_where_they_have_moved(server: Server) -> None:
+    report, request = moved_while_cached(server)
+    assert report.counts == {} and server.watched.canary.books.slots_of(2) == [3, 9, 5]
+    server.memory[9, 2100] ^= 1
+    server.step(rounds=3)
+    (found,) = server.report.findings
+    assert (found.kind, found.slot, found.layers, found.filler) == ("changed", 9, (1,), -1)
+    server.call("free_resources", request)
+
+
+def test_were_cached_ones_not_forgotten_it_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedV1, "_let_go", lambda *_: None)
+    report, _ = moved_while_cached(server)
+    assert report.counts["changed"]
+
+
+def test_were_their_numbers_taken_for_their_slots_it_would_watch_a_wrong_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_v1, "PlacesByTable", watched_v1.PlacesById)
+    moved_while_cached(server)
+    server.memory[9, 2100] ^= 1
+    server.step(rounds=3)
+    assert server.report.counts == {}
+
+
 REFUSED: dict[str, Callable[[KVCacheManager], Any]] = {
     "a connector loads": lambda m: setattr(m, "kv_connector_manager", object()),
     "a draft model's": lambda m: setattr(m, "is_draft", True),
     "cross-attention": lambda m: setattr(m, "kv_cache_type", "CacheType.CROSS"),
     "leave windows": lambda m: setattr(m, "max_attention_window_vec", [64, 16]),
     "lie in 2 pools": lambda m: setattr(m.impl, "num_pools", 2),
-    "a host tier moves blocks": lambda m: setattr(m.impl, "host", 4096),
 }
 
 
@@ -355,13 +406,14 @@ def test_other_managers_are_refused_by_name() -> None:
     assert "the cache is MambaHybridCacheManager" in said and "KVCacheManager and KVCacheManagerV2 alone" in said
 
 
-@pytest.mark.parametrize("name", ["get_cache_block_ids", "get_batch_cache_block_ids"])
+@pytest.mark.parametrize("name", ["copy_batch_block_offsets", "get_batch_cache_block_ids"])
 def test_a_call_that_fails_ends_the_canary_and_not_the_server(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("planted")
 
+    server.manager.impl.host = 4096
     request = server.prompt(1, [3, 4])
     server.step(rounds=3)
     monkeypatch.setattr(server.manager.impl, name, fails)

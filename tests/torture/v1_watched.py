@@ -1,6 +1,5 @@
 """The canary beside the stand-in's V1 manager, in its own loops. Blocks have contents, on the simulated device."""
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,7 +19,7 @@ from trtllm_kvfix.overlay import start_gate
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.registry import Registry
 
-SIZE, BLOCKS = 4, 40  # tokens in a block, and blocks
+SIZE, BLOCKS, BYTES_PER_TOKEN = 4, 40, 16  # tokens in a block, blocks, and as the stand-in counts
 DUMMY_ID = 1 << 40
 
 
@@ -75,8 +74,8 @@ class Traffic:
         if self.iterations % 11 == 0:
             self._dummies = manager.add_dummy_requests([DUMMY_ID + self.iterations]) or []
             for each in self._dummies:
-                (block,) = manager.get_cache_indices(each)
-                manager.get_unique_primary_pool()[block].copy_(self._junk(), non_blocking=True)
+                (slot,) = manager.impl.standin_slots(each.request_id)
+                manager.get_unique_primary_pool()[slot].copy_(self._junk(), non_blocking=True)
         elif self.iterations % 11 == 5:
             for each in self._dummies:
                 manager.free_resources(each)
@@ -89,7 +88,13 @@ class Traffic:
         served = {each.request_id for each in self.server.executor.active_requests}
         known = [slot for slot, fill in books.primary.items() if fill.digests and fill.filler in served]
         self.planted = self.random.choice(known)
-        ctypes.c_uint8.from_address(pool[self.planted].data_ptr()).value ^= 1
+        block, tensors = pool[self.planted], self.server.tensors
+        seen, done = tensors.pinned(*block.shape), tensors.event()
+        seen.copy_(block, non_blocking=True)
+        done.record()
+        done.synchronize()
+        seen.numpy()[0, 0, 0] ^= 1
+        block.copy_(seen, non_blocking=True)
 
     def _junk(self) -> Any:
         made = self.server.tensors.pinned(*self.server.manager.get_unique_primary_pool().shape[1:])
@@ -106,9 +111,13 @@ def watched_v1(
     partial_reuse: bool = True,
     cancels: bool = True,
     budget: int = 48,
+    has_host: bool = False,
 ) -> Iterator[Traffic]:
-    """`without`: a fix that is off. `budget`: tokens in a step."""
-    cache = {"max_tokens": SIZE * BLOCKS, "tokens_per_block": SIZE, "enable_partial_reuse": partial_reuse}
+    """`without`: a fix that is off. `budget`: tokens in a step. `has_host`: half as many blocks on the host."""
+    cache = {
+        "max_tokens": SIZE * BLOCKS, "tokens_per_block": SIZE, "enable_partial_reuse": partial_reuse,
+        "host_cache_size": SIZE * BYTES_PER_TOKEN * BLOCKS // 2 if has_host else 0,
+    }  # fmt: skip
     with standing_in(variant):
         overlay = Activation(Registry(ALL), (start_gate, *constructors.ALL), constructors.objection)
         fixes = [each for each in needed(variant) if each != without]

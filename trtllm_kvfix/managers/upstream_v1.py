@@ -1,6 +1,6 @@
 """What the canary hears of upstream's own V1 manager, and the caches that it refuses.
 
-V1 gives out blocks inside `prepare_resources`. Without a host tier a block's id is its slot for ever.
+V1 gives out blocks inside `prepare_resources`, and moves them to a host tier and back inside C++.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 KIND = "KVCacheManager"
 LOOKED_AT = (
     "kv_connector_manager", "is_draft", "kv_cache_type", "max_attention_window_vec", "max_seq_len", "max_draft_len",
-    "tokens_per_block", "_stream", "impl.num_pools", "impl.get_block_pool_pointers", "impl.get_cache_block_ids",
-    "impl.get_batch_cache_block_ids", "impl.get_unique_primary_pool",
+    "tokens_per_block", "max_blocks_per_seq", "_stream", "impl.num_pools", "impl.get_block_pool_pointers",
+    "impl.get_batch_cache_block_ids", "impl.get_unique_primary_pool", "impl.copy_batch_block_offsets",
 )  # fmt: skip
 
 
@@ -34,8 +34,6 @@ def reasons(manager: Any) -> Iterator[str]:
         yield f"blocks leave windows, or are written over in them ({short[0]} of {manager.max_seq_len} tokens)"
     if manager.impl.num_pools != 1:
         yield f"blocks lie in {manager.impl.num_pools} pools; one is watched. Usual cause: an FP4 cache"
-    if has_host_tier(manager):
-        yield "a host tier moves blocks inside C++, and tells nobody. Usual cause: host_cache_size is set"
 
 
 def has_host_tier(manager: Any) -> bool:
@@ -75,7 +73,7 @@ def adding_dummies(find: Find, original: Method) -> Method:
 def watch(manager: Any, settings: "Settings") -> Any:
     from trtllm_kvfix.managers import watched_v1  # noqa: PLC0415  needs the extension
 
-    return watched_v1.watch(manager, settings)
+    return watched_v1.watch(manager, settings, knows_all=not has_host_tier(manager))
 
 
 V1 = Watchable(

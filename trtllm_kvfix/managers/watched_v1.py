@@ -1,21 +1,25 @@
 """The canary beside upstream's own V1 manager: what it hears in the methods of the manager's class.
 
-A block is at one place as long as there is no host tier, so every block that was filled is followed until it has a new
+Without a host tier a block is at one place for ever, so every block that was filled is followed until it has a new
 owner. V1 evicts inside C++ and tells nobody, but only to give the block to a request, and each of these is asked for
-its blocks behind the `prepare_resources` that gave it any.
+its blocks behind the `prepare_resources` that gave it any. With a host tier a cached block may move. One that an active
+request has does not, so these are followed, and others are forgotten.
 
 Every call is on the way of a step, so requests are asked only when it can mean anything. One that writes an answer gets
 a position in each step that it is in, and *is due* when it can have got a further block. With drafts all are asked.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from trtllm_kvfix.canary.canary import Canary, Pool, guarded
 from trtllm_kvfix.canary.here import serving
+from trtllm_kvfix.managers.tensors import on_cpu
 from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open
 from trtllm_kvfix.managers.watched_v2 import drafts_of, filled_of
 from trtllm_kvfix.metrics.counting import refresh
@@ -33,13 +37,40 @@ class _Holder:
     due: int = 0  # the step in which it can have got a further one
 
 
+class PlacesById:
+    """Slots of requests: a block's number."""
+
+    def __init__(self, manager: Any) -> None:
+        self._impl, self._window = manager.impl, manager.max_attention_window_vec[0]
+
+    def __call__(self, request_ids: Sequence[int]) -> list[list[int]]:
+        return [blocks for (blocks,) in self._impl.get_batch_cache_block_ids(list(request_ids), self._window)]
+
+
+class PlacesByTable:
+    """The same with a host tier, where only a table of offsets says in which slot a block is."""
+
+    def __init__(self, manager: Any) -> None:
+        _, layers, sides, _ = manager.impl.get_unique_primary_pool().shape
+        self._ids, self._impl, self._offsets_per_slot = PlacesById(manager), manager.impl, int(layers * sides)
+        self._row = on_cpu(np.zeros((1, 1, 2, manager.max_blocks_per_seq), np.int32))
+
+    def __call__(self, request_ids: Sequence[int]) -> list[list[int]]:
+        found: list[list[int]] = []
+        for request_id, ids in zip(request_ids, self._ids(request_ids), strict=True):
+            self._impl.copy_batch_block_offsets(self._row, [request_id], 1, 0)
+            offsets = np.asarray(self._row)[0, 0, 0, : len(ids)]
+            found.append((offsets // self._offsets_per_slot).tolist())
+        return found
+
+
 class WatchedV1:
     """Called by the loop's thread. Its faults end the canary alone."""
 
-    def __init__(self, manager: Any, order: Order, canary: Canary) -> None:
+    def __init__(self, manager: Any, order: Order, canary: Canary, *, knows_all: bool) -> None:
         self.canary = canary
-        self._impl, self._order = manager.impl, order
-        self._size, self._window = int(manager.tokens_per_block), manager.max_attention_window_vec[0]
+        self._order, self._knows_all, self._size = order, knows_all, int(manager.tokens_per_block)
+        self._slots_of = PlacesById(manager) if knows_all else PlacesByTable(manager)
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
@@ -89,7 +120,7 @@ class WatchedV1:
     @guarded
     def has_dummies(self, requests: Iterable[Any]) -> None:
         for request in requests:
-            self.canary.forget(self._blocks_of(request.py_request_id))
+            self.canary.forget(self._found(request.py_request_id))
 
     @guarded
     def ends(self, request_id: int) -> None:
@@ -100,8 +131,10 @@ class WatchedV1:
         self._prompts.discard(request_id)
         if write := self._written(request_id, one, filled_of(one.request)):
             self.canary.wrote([write])
+        slots = self.canary.books.slots_of(request_id)
         with self._order:
             self.canary.released(request_id)
+        self._let_go(slots)
 
     def close(self) -> None:
         self.canary.close()
@@ -109,16 +142,17 @@ class WatchedV1:
 
     def _begins(self, request: Any) -> None:
         request_id = request.py_request_id
-        blocks = self._blocks_of(request_id)
-        if not blocks:  # another fix has put it off
+        slots = self._found(request_id)
+        if not slots:  # another fix has put it off
             return
         if request.is_dummy_request or not request.is_first_context_chunk:
-            self.canary.forget(blocks)
+            self.canary.forget(slots)
             return
         reused = request.context_current_position
         # Where the last of it ends inside a block, V1 has copied that one, or has taken it over.
-        self.canary.admitted(request_id, blocks, reused, True)
-        self._holders[request_id] = _Holder(request, reused, len(blocks))
+        self._hold(slots)
+        self.canary.admitted(request_id, slots, reused, True)
+        self._holders[request_id] = _Holder(request, reused, len(slots))
         self._prompts.add(request_id)
 
     def _tell(self) -> None:
@@ -160,11 +194,12 @@ class WatchedV1:
         for steps in which upstream's call has failed."""
         failed = self._step - self._heard - 1
         got: list[tuple[int, int, int, Sequence[int]]] = []
-        for request_id, (blocks,) in zip(due, self._ids_of(due), strict=True):
+        for request_id, slots in zip(due, self._slots_of(due), strict=True):
             one = self._holders[request_id]
-            further = blocks[one.blocks :]
-            one.blocks = len(blocks)
+            further = slots[one.blocks :]
+            one.blocks = len(slots)
             if further:
+                self._hold(further)
                 got.append((request_id, 0, 0, further))
                 if not self._drafts:
                     self._filling.setdefault(self._step + AHEAD_MAX, []).append(request_id)
@@ -179,22 +214,29 @@ class WatchedV1:
 
     def _hear_of_rejected(self) -> None:
         request_ids = self._answers()
-        for request_id, (blocks,) in zip(request_ids, self._ids_of(request_ids), strict=True):
+        for request_id, slots in zip(request_ids, self._slots_of(request_ids), strict=True):
             one = self._holders[request_id]
-            if len(blocks) < one.blocks:
-                self.canary.shrunk(request_id, len(blocks))
-                one.blocks = len(blocks)
+            if len(slots) < one.blocks:
+                rejected = self.canary.books.slots_of(request_id, len(slots))
+                self.canary.shrunk(request_id, len(slots))
+                self._let_go(rejected)
+                one.blocks = len(slots)
 
-    # ---- what is asked of upstream ----
+    # ---- slots ----
 
-    def _ids_of(self, request_ids: Sequence[int]) -> Iterator[list[list[int]]]:
-        return iter(self._impl.get_batch_cache_block_ids(list(request_ids), self._window))
-
-    def _blocks_of(self, request_id: int) -> list[int]:
+    def _found(self, request_id: int) -> list[int]:
         """None of a request that has no sequence, whatever C++ raises for it."""
         with suppress(RuntimeError, IndexError):
-            return list(self._impl.get_cache_block_ids(request_id, self._window)[0])
+            return self._slots_of([request_id])[0]
         return []
+
+    def _hold(self, slots: list[int]) -> None:
+        if not self._knows_all:
+            self.canary.hold(slots)
+
+    def _let_go(self, slots: list[int]) -> None:
+        if not self._knows_all:
+            self.canary.let_go(slots)
 
 
 def pool_of(manager: Any) -> Pool:
@@ -204,12 +246,12 @@ def pool_of(manager: Any) -> Pool:
     return Pool(int(tensor.data_ptr()), slot_bytes, range(int(tensor.shape[1])))
 
 
-def watch(manager: Any, settings: Settings) -> WatchedV1:
+def watch(manager: Any, settings: Settings, *, knows_all: bool) -> WatchedV1:
     device, stream = current_place().device, int(manager._stream.cuda_stream)
     canary = Canary(
         device, stream, [pool_of(manager)], int(manager.tokens_per_block), settings.canary_blocks_per_step,
-        fixes_off(settings), hazards_open(settings, "V1"),
+        fixes_off(settings), hazards_open(settings, "V1"), knows_all=knows_all,
     )  # fmt: skip
     serving.add(canary)
     refresh(canary)
-    return WatchedV1(manager, Order(device, stream), canary)
+    return WatchedV1(manager, Order(device, stream), canary, knows_all=knows_all)
