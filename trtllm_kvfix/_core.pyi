@@ -1906,6 +1906,12 @@ class FillBooks:
     def forget(self, slots: Any) -> None:
         """What they hold may change unheard."""
 
+    def hold(self, slots: Any) -> None:
+        """One more active request has these slots."""
+
+    def let_go(self, slots: Any) -> None:
+        """One less has them. What none has is forgotten: it may change unheard."""
+
     def grown(self, request_id: int, slots: Any) -> None:
         """It has got further blocks, which a step or a load will write."""
 

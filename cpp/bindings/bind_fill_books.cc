@@ -193,7 +193,14 @@ void bind_blocks(BooksClass& c) {
             "It has its blocks again, perhaps in other slots.")
         .def(
             "forget", [](FillBooks& self, nb::handle slots) { self.forget(read_integers<Slot>(slots, {"slots"})); },
-            "slots"_a, nb::sig("def forget(self, slots: Any) -> None"), "What they hold may change unheard.");
+            "slots"_a, nb::sig("def forget(self, slots: Any) -> None"), "What they hold may change unheard.")
+        .def(
+            "hold", [](FillBooks& self, nb::handle slots) { self.hold(read_integers<Slot>(slots, {"slots"})); },
+            "slots"_a, nb::sig("def hold(self, slots: Any) -> None"), "One more active request has these slots.")
+        .def(
+            "let_go", [](FillBooks& self, nb::handle slots) { self.let_go(read_integers<Slot>(slots, {"slots"})); },
+            "slots"_a, nb::sig("def let_go(self, slots: Any) -> None"),
+            "One less has them. What none has is forgotten: it may change unheard.");
 }
 
 void bind_steps(BooksClass& c) {

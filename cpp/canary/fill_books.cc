@@ -157,6 +157,34 @@ void FillBooks::forget(std::span<const Slot> slots) {
     }
 }
 
+void FillBooks::hold(std::span<const Slot> slots) {
+    for (const Slot slot : slots) {
+        if (slot != kNowhere) {
+            const std::size_t place = FilledSlots::checked(slot);
+            if (place >= holders_.size()) {
+                holders_.resize(place + 1);
+            }
+            ++holders_[place];
+        }
+    }
+}
+
+void FillBooks::let_go(std::span<const Slot> slots) {
+    for (const Slot slot : slots) {
+        if (slot == kNowhere) {
+            continue;
+        }
+        const std::size_t place = FilledSlots::checked(slot);
+        if (place >= holders_.size() || holders_[place] == 0) {
+            throw std::invalid_argument("slot " + std::to_string(slot) +
+                                        " is let go, and nobody has it; that somebody got it was not said");
+        }
+        if (--holders_[place] == 0) {
+            primary_.forget(slot);
+        }
+    }
+}
+
 void FillBooks::grown(RequestId request, std::span<const Slot> slots) {
     Sequence& sequence = live(request);
     for (const Slot slot : slots) {

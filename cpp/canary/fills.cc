@@ -49,13 +49,17 @@ void Fills::leave(FillIndex index) {
     }
 }
 
-void FilledSlots::put(Slot slot, FillIndex fill) {
+std::size_t FilledSlots::checked(Slot slot) {
     if (slot < 0 || slot >= kSlotsMax) {
         throw std::invalid_argument("slot " + std::to_string(slot) + " is not in 0 to " +
                                     std::to_string(kSlotsMax - 1) + "; a list of blocks was read that is not one");
     }
+    return static_cast<std::size_t>(slot);
+}
+
+void FilledSlots::put(Slot slot, FillIndex fill) {
+    const std::size_t place = checked(slot);
     fills_->use(fill);
-    const auto place = static_cast<std::size_t>(slot);
     if (place >= by_slot_.size()) {
         by_slot_.resize(place + 1, kNoFill);
     }

@@ -108,6 +108,7 @@ class FilledSlots {
         return place < by_slot_.size() ? by_slot_[place] : kNoFill;
     }
     void put(Slot slot, FillIndex fill);
+    static std::size_t checked(Slot slot);
     void forget(Slot slot);
 
   private:

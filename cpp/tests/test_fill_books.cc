@@ -222,6 +222,19 @@ TEST_F(FillBooksTest, ARequestThatComesBackFindsItsFillsInOtherSlots) {
     EXPECT_THROW(books.came_back(1, {8}), std::invalid_argument);
 }
 
+TEST_F(FillBooksTest, WhatNobodyHasIsForgottenAndNotBefore) {
+    run(1, {5, 6}, 0, 2 * kSize);
+    books.hold(Slots{5, 6, kNowhere});
+    books.admitted(2, {5}, kSize, false);
+    books.hold(Slots{5});
+    books.let_go(Slots{5, 6, kNowhere});
+    EXPECT_NE(books.fill_at(5), nullptr);
+    EXPECT_EQ(books.fill_at(6), nullptr);
+    books.let_go(Slots{5});
+    EXPECT_EQ(books.fill_at(5), nullptr);
+    EXPECT_THROW(books.let_go(Slots{5}), std::invalid_argument);
+}
+
 TEST_F(FillBooksTest, OneThatIsAwayOwnsNoSlotsWhenItEnds) {
     run(1, {5}, 0, kSize);
     books.left(1, 1);

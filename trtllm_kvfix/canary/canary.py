@@ -191,6 +191,16 @@ class Canary:
         self.books.forget(slots)
 
     @guarded
+    def hold(self, slots: Sequence[int]) -> None:
+        """One more active request has these slots. For whom hears of the blocks of such requests alone."""
+        self.books.hold(slots)
+
+    @guarded
+    def let_go(self, slots: Sequence[int]) -> None:
+        """One less has them. What none has is forgotten."""
+        self.books.let_go(slots)
+
+    @guarded
     def loaded(self, request: int, begin: int, end: int) -> None:
         self.books.loaded(request, begin, end)
 
