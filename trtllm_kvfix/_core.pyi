@@ -1920,9 +1920,9 @@ class FillBooks:
         A load that wrote these positions is over; or steps wrote them, and they are kept for certain.
         """
 
-    def went_on(self, parts: Iterable[tuple[int, int, int, Any]]) -> None:
+    def went_on(self, parts: Iterable[tuple[int, int, int, Any]], holds: bool = False) -> None:
         """
-        The same of many requests, from one position to another; then each has got further blocks in these slots.
+        The same of many requests, from one position to another; then each has got further blocks in these slots. holds: and holds them.
         """
 
     def step(self, number: int, digests: Iterable[Iterable[bytes]], writes: Iterable[tuple[int, Any | None, int, int, int]], free: int) -> tuple[list[tuple[int, list[int], str, int | None, int | None, int, int]], list[int]]:

@@ -220,9 +220,11 @@ void bind_steps(BooksClass& c) {
             "request_id"_a, "begin"_a, "end"_a,
             "A load that wrote these positions is over; or steps wrote them, and they are kept for certain.")
         .def(
-            "went_on", [](FillBooks& self, nb::handle parts) { self.went_on(read_progress(parts)); }, "parts"_a,
-            nb::sig("def went_on(self, parts: Iterable[tuple[int, int, int, Any]]) -> None"),
-            "The same of many requests, from one position to another; then each has got further blocks in these slots.")
+            "went_on", [](FillBooks& self, nb::handle parts, bool holds) { self.went_on(read_progress(parts), holds); },
+            "parts"_a, "holds"_a = false,
+            nb::sig("def went_on(self, parts: Iterable[tuple[int, int, int, Any]], holds: bool = False) -> None"),
+            "The same of many requests, from one position to another; then each has got further blocks in these slots. "
+            "holds: and holds them.")
         .def(
             "step",
             [](FillBooks& self, NamedId<"number"> number, nb::handle digests, nb::handle writes, NamedFree free) {

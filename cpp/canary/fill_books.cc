@@ -197,8 +197,11 @@ void FillBooks::loaded(RequestId request, std::uint64_t begin, std::uint64_t end
     fill(request, live(request), begin, end, end);
 }
 
-void FillBooks::went_on(std::span<const Progress> all) {
+void FillBooks::went_on(std::span<const Progress> all, bool holds) {
     for (const Progress& one : all) {
+        if (holds) {
+            hold(one.slots);
+        }
         if (one.end > one.begin) {
             loaded(one.request, one.begin, one.end);
         }

@@ -93,7 +93,8 @@ class FillBooks {
     void grown(RequestId request, std::span<const Slot> slots);
     // A load that wrote these positions is over; or steps wrote them, and they are kept for certain.
     void loaded(RequestId request, std::uint64_t begin, std::uint64_t end);
-    void went_on(std::span<const Progress> all);
+    // `holds`: and holds them.
+    void went_on(std::span<const Progress> all, bool holds = false);
     void written(const Write& write);
 
     // What has arrived, each in the order of its sending, is compared; then a step is enqueued that makes these writes.

@@ -232,6 +232,9 @@ TEST_F(FillBooksTest, WhatNobodyHasIsForgottenAndNotBefore) {
     EXPECT_EQ(books.fill_at(6), nullptr);
     books.let_go(Slots{5});
     EXPECT_EQ(books.fill_at(5), nullptr);
+    books.went_on(std::vector{Progress{2, kSize, kSize, {7}}}, true);
+    books.let_go(Slots{7});
+    EXPECT_EQ(books.fill_at(7), nullptr);
     EXPECT_THROW(books.let_go(Slots{5}), std::invalid_argument);
 }
 

@@ -216,9 +216,9 @@ class Canary:
         self.books.went_on((*write, ()) for write in writes)
 
     @guarded
-    def went_on(self, parts: Iterable[tuple[int, int, int, Sequence[int]]]) -> None:
-        """As `wrote`, and then each has got further blocks in these slots."""
-        self.books.went_on(parts)
+    def went_on(self, parts: Iterable[tuple[int, int, int, Sequence[int]]], holds: bool = False) -> None:
+        """As `wrote`, and then each has got further blocks in these slots. `holds`: and holds them."""
+        self.books.went_on(parts, holds)
 
     @guarded
     def step(self, writes: Sequence[Write], writers: Sequence[int] = ()) -> None:

@@ -144,14 +144,11 @@ class WatchedGroup:
 
     def go_on(self, parts: Iterable[_Part]) -> None:
         """What is known of the slots of these requests is right. They have got few, or none."""
-        told: list[tuple[int, int, int, Sequence[int]]] = []
-        taken: list[int] = []
-        for request_id, cache, begin, end, first, blocks in parts:
-            slots = self._read(cache, first, blocks) if blocks > first else []
-            told.append((request_id, begin, end, slots))
-            taken += slots
-        self._hold(taken)
-        self.canary.went_on(told)
+        told = [
+            (request_id, begin, end, self._read(cache, first, blocks) if blocks > first else ())
+            for request_id, cache, begin, end, first, blocks in parts
+        ]
+        self.canary.went_on(told, not self._knows_all)
 
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
