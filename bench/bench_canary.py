@@ -47,8 +47,8 @@ def rows(device_name: str, block_mib: int, blocks_per_step: int, steps: int) -> 
     pool = Pool(memory.address, block_mib * MIB, range(LAYERS))
     canary = Canary(device, stream, [pool], TOKENS_PER_BLOCK, blocks_per_step, seed=0)
     end = blocks * TOKENS_PER_BLOCK
-    canary.admitted(1, range(blocks), 0)
-    canary.step([Write(1, range(blocks), 0, end, end)])
+    canary.admitted(1, list(range(blocks)), 0)
+    canary.step([Write(1, list(range(blocks)), 0, end, end)])
     while canary.report().blocks_taken < blocks:  # a burst is spread over steps
         device.synchronize(stream)
         canary.step([])

@@ -12,6 +12,6 @@ if(KVFIX_LTO)
 endif()
 nanobind_add_module(_core
   STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE ${KVFIX_BINDINGS_LTO} NB_SUPPRESS_WARNINGS ${KVFIX_BINDINGS_SOURCES})
-target_link_libraries(_core PRIVATE kvfix_core kvfix_flight kvfix_lanes kvfix_replay)
+target_link_libraries(_core PRIVATE kvfix_canary kvfix_core kvfix_flight kvfix_lanes kvfix_replay)
 target_compile_definitions(_core PRIVATE KVFIX_BUILD_TYPE="$<CONFIG>")
 install(TARGETS _core LIBRARY DESTINATION trtllm_kvfix)

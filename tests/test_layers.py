@@ -7,7 +7,7 @@ import pytest
 from tests.layers import HOSTRACE, PACKAGE, ROOT, Table, cpp_complaints, goes_down, python_complaints, table
 
 TABLE = table((ROOT / "docs" / "design.md").read_text())
-LAYERED_CPP = ("process", "core", "device", "flight", "kernels", "staging", "lanes", "replay", "bindings")
+LAYERED_CPP = ("process", "core", "device", "flight", "kernels", "staging", "lanes", "replay", "canary", "bindings")
 
 
 def complaints() -> Iterator[str]:

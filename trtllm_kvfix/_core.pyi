@@ -1862,6 +1862,109 @@ class FlightRing:
 
     def __repr__(self) -> str: ...
 
+class FillBooks:
+    """
+    What each slot was filled with, and the looks that find out whether complete blocks have changed. For one thread alone.
+    """
+
+    def __init__(self, tokens_per_block: int, layers: int, *, due_max: int, step_looks_max: int, blocks_per_step: int, seed: int, lookahead: int = 0, knows_all: bool = True) -> None:
+        """
+        layers: digests of a block. due_max: looks that may wait. step_looks_max: in a step, at blocks to which something has happened. blocks_per_step: others. lookahead: KV of a position depends on so many tokens behind it. knows_all: no block leaves the device and comes back unheard.
+        """
+
+    def moved(self, kind: str, source: int, target: int, tokens: int) -> None:
+        """
+        A copy of the leading tokens of a block has been enqueued: 'onboard', 'offload' or 'copy'.
+        """
+
+    def admitted(self, request_id: int, slots: Any, reused: int, part_is_copied: bool = False) -> list[tuple[int, int | None, int]]:
+        """
+        A request has its blocks, and takes the first `reused` positions as they are. part_is_copied: a block inside which they end is a copy of its own. Returns blocks that are reused and that nobody was seen to fill so far: slot, who began, and who reuses it.
+        """
+
+    def replaced(self, request_id: int, place: int, slot: int) -> list[tuple[int, int | None, int]]:
+        """
+        An equal block of another takes the place of its own; -1: a window has passed it. Returns what admitted() does.
+        """
+
+    def regrown(self, request_id: int, place: int, slot: int) -> None:
+        """
+        It has given back a block that it had not begun, and got another one for the same positions.
+        """
+
+    def shrunk(self, request_id: int, blocks: int) -> None:
+        """It has given back the blocks behind these."""
+
+    def left(self, request_id: int, places_known: int) -> None:
+        """
+        It lets go of its slots. Only of its leading blocks it is known where they were.
+        """
+
+    def came_back(self, request_id: int, slots: Any) -> None:
+        """It has its blocks again, perhaps in other slots."""
+
+    def forget(self, slots: Any) -> None:
+        """What they hold may change unheard."""
+
+    def hold(self, slots: Any) -> None:
+        """One more active request has these slots."""
+
+    def let_go(self, slots: Any) -> None:
+        """One less has them. What none has is forgotten: it may change unheard."""
+
+    def grown(self, request_id: int, slots: Any) -> None:
+        """It has got further blocks, which a step or a load will write."""
+
+    def loaded(self, request_id: int, begin: int, end: int) -> None:
+        """
+        A load that wrote these positions is over; or steps wrote them, and they are kept for certain.
+        """
+
+    def went_on(self, parts: Iterable[tuple[int, int, int, Any]], holds: bool = False) -> None:
+        """
+        The same of many requests, from one position to another; then each has got further blocks in these slots. holds: and holds them.
+        """
+
+    def step(self, number: int, digests: Iterable[Iterable[bytes]], writes: Iterable[tuple[int, Any | None, int, int, int]], free: int) -> tuple[list[tuple[int, list[int], str, int | None, int | None, int, int]], list[int]]:
+        """
+        Digests have arrived, and a step has been enqueued. A write is a request, its slots from that of the first written position on or None where they are known, the first position, the one behind the last, and the one below which all are kept for certain. Returns what arrived() does, and the slots whose digests are wanted behind the step, at most `free`.
+        """
+
+    def arrived(self, digests: Iterable[Iterable[bytes]]) -> list[tuple[int, list[int], str, int | None, int | None, int, int]]:
+        """
+        As DigestRing gives them. Returns blocks that are not what was filled: slot, numbers of the layers that differ, occasion, who filled it, who reuses it, the step behind which it was right, and that behind which it was not.
+        """
+
+    def released(self, request_id: int, free: int) -> list[int]:
+        """
+        The request has ended, or waits again. Returns slots whose digests are wanted at once, at most `free`.
+        """
+
+    def lost(self, request_id: int) -> None:
+        """It has ended unheard: its slots may be others' by now."""
+
+    def slots_of(self, request_id: int, first: int = 0) -> list[int]:
+        """The slots of a live request, from that of its block `first` on."""
+
+    def has_changed(self, slot: int) -> bool:
+        """
+        Whether the block there was not what was filled when it was last looked at.
+        """
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """Looks that were compared, by occasion."""
+
+    @property
+    def taken(self) -> int:
+        """Blocks whose first digest was taken."""
+
+    @property
+    def missed(self) -> int:
+        """Looks that were due, and came too late or never."""
+
+    def __repr__(self) -> str: ...
+
 class ReplayReuse:
     """Counts of prompt tokens, or of prompt blocks, since the beginning."""
 

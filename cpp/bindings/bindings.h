@@ -35,6 +35,7 @@ void bind_offload(nanobind::module_& module);
 void bind_turn_lock(nanobind::module_& module);
 void bind_tier_index(nanobind::module_& module);
 void bind_flight_ring(nanobind::module_& module);
+void bind_fill_books(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 
 // Reads a salt, which keeps prefixes with equal tokens apart, as Python passes it.

@@ -81,6 +81,7 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_turn_lock(m);
     kvfix::bindings::bind_tier_index(m);
     kvfix::bindings::bind_flight_ring(m);
+    kvfix::bindings::bind_fill_books(m);
     kvfix::bindings::bind_replay(m);
 }
 #undef PyInit__core

@@ -89,6 +89,7 @@ def of_books() -> Iterator[object]:
     yield from (index.claim(sequence, 2), index, index.stats())
     lock = native.TurnLock()
     lock.guarded(lambda: None, lambda: None, 60.0)()
+    yield native.FillBooks(4, 2, due_max=8, step_looks_max=8, blocks_per_step=1, seed=0)
     yield from (lock, lock.stats(), native.FlightRing(np.zeros(2 * 82, dtype=np.uint8)))
 
 
@@ -145,6 +146,7 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.DeviceTable: "DeviceTable(rows=2, blocks=4)",
         native.CopyEngine: "CopyEngine(in_flight=0, transfers_max=64, waits=0)",
         native.EndedTransfer: "EndedTransfer(job=7, bytes=64, error='')",
+        native.FillBooks: "FillBooks(fills=0, live=0)",
         native.Prompt: "Prompt(request_id=1, num_tokens=9, is_private=False)",
         native.RequestBooks: "RequestBooks(live=[1])",
         native.TierClaim: "TierClaim(first=0, slots=[0, 1], declined=False)",

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.canary.blind import blind
 from tests.engine.load import ENGINES, TIGHT, Load, replace_request, usual_load, with_fix, without
-from trtllm_kvfix.canary import canary as module
 from trtllm_kvfix.canary.canary import CanaryReport
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.loop import Engine
@@ -107,7 +107,7 @@ def test_it_speaks_of_blocks_that_nobody_computed_before_an_answer_is_wrong(bloc
 
 @pytest.mark.parametrize("hazard", HEARD)
 def test_without_the_comparison_it_is_silent(hazard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "differing_layers", lambda *_: ())
+    blind(monkeypatch)
     watched = Watched(usual_load(), replace(HEARD[hazard], canary=8))
     assert watched.report.counts == {} and watched.wrong, "answers are wrong, and nothing is seen"
 

@@ -15,6 +15,7 @@ from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers import constructors
 from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.native import FillBooks
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import on_stream
 
@@ -181,7 +182,7 @@ def test_a_fault_of_ours_ends_the_canary_and_not_the_server(monkeypatch: pytest.
     with watched() as w:
         request = w.bench.request(1, range(12))
         w.bench.prepare([request])
-        monkeypatch.setattr(w.canary.books, "slots_of", None)
+        monkeypatch.setattr(FillBooks, "slots_of", None)
         w.bench.prepare((), [request])
         w.bench.prepare()  # it hears of the new block before it looks
         assert w.canary.fault is not None and w.bench.impl.get_token_count(1) == 13

@@ -79,7 +79,16 @@ VALUES = {
         "CacheCounters",
         "DecodeBatch",
     ),
-    *("DeviceTable", "EndedTransfer", "KvCacheStats", "LaneStats", "PrefixReuse", "ReplayRequests", "ReplayReuse"),
+    *(
+        "DeviceTable",
+        "EndedTransfer",
+        "FillBooks",
+        "KvCacheStats",
+        "LaneStats",
+        "PrefixReuse",
+        "ReplayRequests",
+        "ReplayReuse",
+    ),
     *("ReplayScheduler", "ReplayTally", "RequestStats", "Retention", "SequenceRequest", "StagerStats", "TierClaim"),
     *("TierIndexStats", "TierStats", "TransferBatch", "TransferItem", "TurnLockStats", "WindowStats"),
 }

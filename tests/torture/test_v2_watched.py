@@ -9,12 +9,12 @@ from unittest import mock
 import pytest
 
 from integration.upstream.v2_pages import LifeCycle
+from tests.canary.blind import blind
 from tests.fixes.applied import applied
 from tests.torture.engines import SEED, needed
-from trtllm_kvfix.canary import canary, fills
-from trtllm_kvfix.canary.canary import CanaryReport
+from trtllm_kvfix.canary.canary import CanaryReport, Finding
 from trtllm_kvfix.managers import watched_v2
-from trtllm_kvfix.native import DeviceError
+from trtllm_kvfix.native import DeviceError, FillBooks
 
 from . import v2_books, v2_watched
 from .v2_attack import STEPS, Attack, Way, attacked
@@ -41,7 +41,7 @@ class Played:
         self.wrong_reads = attack.contents.wrong
 
     @property
-    def findings(self) -> list[canary.Finding]:
+    def findings(self) -> list[Finding]:
         return [each for report in self.reports for each in report.findings]
 
     @property
@@ -116,17 +116,13 @@ def test_it_speaks_soon_after_the_first_wrong_write_into_a_complete_block(
 
 
 def test_without_the_comparison_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "differing_layers", lambda *_: ())
+    blind(monkeypatch)
     played = play(NOT_AWAITED, 100, fixed=False, has_host=True)
     assert played.findings == [] and played.wrong_writes
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Of what is left out."""
-
-
-def _keeps_what_was_there(self: fills.FillBooks, request: int, slots: list[int]) -> None:
-    self._live[request].slots.extend(slots)
 
 
 HEAR, TAKES = watched_v2.WatchedV2._hear, watched_v2.WatchedGroup.takes
@@ -169,8 +165,6 @@ LEFT_OUT: dict[str, tuple[bool, Any, str, Callable[..., Any]]] = {
     "drafts: a block was given back, and another got": (False, watched_v2.WatchedV2, "_keeps", _goes_by_lengths),
     "drafts: what was got for it is no equal block": (False, watched_v2.WatchedGroup, "takes", _takes_all_for_equal),
     "drafts: they are not kept for certain": (True, watched_v2, "filled_of", _counts_drafts),
-    "looks that come too late": (True, fills.FillBooks, "still_there", lambda _, looks: looks),
-    "further blocks have been another's": (False, fills.FillBooks, "grown", _keeps_what_was_there),
     "what was written is heard before who has slots": (False, watched_v2.WatchedV2, "_hear", _hears_slots_first),
 }  # fmt: skip
 
@@ -190,7 +184,7 @@ def test_a_fault_of_ours_ends_all_canaries_and_not_the_server(monkeypatch: pytes
     def fails(*_: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(fills.FillBooks, "replaced", fails)
+    monkeypatch.setattr(FillBooks, "replaced", fails)
     played = play(WAYS[0], 100, fixed=True, has_host=True)
     assert played.fault is not None and "planted" in played.fault
     assert all("planted" in report.state for report in played.reports) and played.wrong_reads == []

@@ -15,7 +15,6 @@ forgotten what nobody active has, and looks at nothing there. So a request of th
 can have filled its block, a position in a step, and none is asked before.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -113,7 +112,6 @@ class WatchedGroup:
     def __init__(self, number: int, canary: Canary, *, slides: bool, knows_all: bool) -> None:
         self.canary, self.slides = canary, slides
         self._number, self._knows_all = number, knows_all
-        self._held: Counter[int] = Counter()  # slots, by how many active requests have them; empty where all is known
 
     def begins(self, request_id: int, cache: Any, blocks: int, reused: int) -> None:
         slots = self._read(cache, 0, blocks)
@@ -123,7 +121,7 @@ class WatchedGroup:
     def lets_go(self, request_id: int, cache: Any, first: int, blocks: int) -> _Taken:
         """Its blocks from the `first` on may be others. Returns what it has got instead, and behind them."""
         first = 0 if self.slides else min(first, blocks)  # a window may have passed any
-        known, slots = self.canary.books.slots_of(request_id)[first:], self._read(cache, first, blocks)
+        known, slots = self.canary.books.slots_of(request_id, first), self._read(cache, first, blocks)
         changed = _differing(known, slots)
         for place in changed:
             self.canary.replaced(request_id, first + place, NOWHERE)
@@ -146,14 +144,11 @@ class WatchedGroup:
 
     def go_on(self, parts: Iterable[_Part]) -> None:
         """What is known of the slots of these requests is right. They have got few, or none."""
-        told: list[tuple[int, int, int, Sequence[int]]] = []
-        taken: list[int] = []
-        for request_id, cache, begin, end, first, blocks in parts:
-            slots = self._read(cache, first, blocks) if blocks > first else []
-            told.append((request_id, begin, end, slots))
-            taken += slots
-        self._hold(taken)
-        self.canary.went_on(told)
+        told = [
+            (request_id, begin, end, self._read(cache, first, blocks) if blocks > first else ())
+            for request_id, cache, begin, end, first, blocks in parts
+        ]
+        self.canary.went_on(told, not self._knows_all)
 
     def leaves(self, request_id: int, places_known: int) -> None:
         self.canary.left(request_id, places_known)
@@ -166,7 +161,7 @@ class WatchedGroup:
 
     def ends(self, request_id: int, *, is_away: bool, is_over: bool) -> None:
         """`is_over`: its slots may have other owners by now."""
-        slots = list(self.canary.books.slots_of(request_id))
+        slots = self.canary.books.slots_of(request_id)
         (self.canary.lost if is_over else self.canary.released)(request_id)
         if not is_away:
             self._let_go(slots)
@@ -175,23 +170,13 @@ class WatchedGroup:
         found: list[int] = np.asarray(cache.get_base_page_indices(self._number))[first:blocks].tolist()
         return found
 
-    def _hold(self, slots: Iterable[int]) -> None:
-        if not self._knows_all:
-            self._held.update(slots)  # NOWHERE too, of which nobody asks
+    def _hold(self, slots: list[int]) -> None:
+        if slots and not self._knows_all:
+            self.canary.hold(slots)
 
-    def _let_go(self, slots: Iterable[int]) -> None:
-        if self._knows_all:
-            return
-        held, free = self._held, []
-        for slot in slots:
-            if slot != NOWHERE:
-                holders = held[slot] - 1
-                if holders:
-                    held[slot] = holders
-                else:
-                    del held[slot]
-                    free.append(slot)
-        self.canary.forget(free)
+    def _let_go(self, slots: list[int]) -> None:
+        if not self._knows_all:
+            self.canary.let_go(slots)
 
 
 def _differing(known: list[int], slots: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.canary.blind import blind
 from trtllm_kvfix.canary import canary
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
@@ -56,7 +57,7 @@ def test_what_a_canary_says_stands_below_its_scene(tmp_path: Path) -> None:
 
 
 def test_a_canary_that_hears_nothing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "differing_layers", lambda *_: ())
+    blind(monkeypatch)
     result = run("--canary", "--fix", "staged-offsets-v1=off")
     assert result.exit_code == 1
     assert "the canary says nothing without it. This is a bug." in result.stdout
