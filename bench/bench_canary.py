@@ -156,7 +156,7 @@ class BesideV1:
     def __init__(self, stream: int, served: Served) -> None:
         self._served = {each.py_request_id: each for each in served.requests}
         pool = SimpleNamespace(
-            shape=(1, SERVED_LAYERS), data_ptr=lambda: served.memory.address,
+            shape=(1 << 20, SERVED_LAYERS), data_ptr=lambda: served.memory.address,
             stride=lambda: (SLOT_BYTES // 2,), element_size=lambda: 2,
         )  # fmt: skip
         self.get_unique_primary_pool = lambda: pool

@@ -421,6 +421,15 @@ def test_a_call_that_fails_ends_the_canary_and_not_the_server(
     assert "planted" in str(server.watched.fault) and "stood down" in server.report.state
 
 
+def test_a_slot_that_is_not_in_the_pool_ends_the_canary_and_is_not_read(server: Server) -> None:
+    request, server.manager.grants[1] = Prompt(1, 8), [3, BLOCKS]
+    server.step((request,))
+    request.context_current_position = 8
+    server.step(rounds=3)
+    assert f"slots 3 to {BLOCKS}, and the pool has {BLOCKS}" in str(server.watched.fault)
+    assert server.report.blocks_taken == 0
+
+
 def test_a_device_that_fails_ends_the_canary_and_not_the_server(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

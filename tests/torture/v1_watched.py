@@ -21,6 +21,7 @@ from trtllm_kvfix.overlay.registry import Registry
 
 SIZE, BLOCKS, BYTES_PER_TOKEN = 4, 40, 16  # tokens in a block, blocks, and as the stand-in counts
 DUMMY_ID = 1 << 40
+TAKEN_WITHIN = 3  # steps: the first digest of a block
 
 
 class Traffic:
@@ -30,8 +31,9 @@ class Traffic:
         self.server, self.random, self.cancels = server, Random(SEED), cancels
         self.iterations = self.sent = 0
         self.done: Callable[[], bool] = lambda: False
-        self.plant_at = 0  # in this iteration a bit of a block changes that nobody writes to
-        self.planted = 0  # its slot
+        self.plants_at = 0  # from this iteration on a bit of a block changes, once, that nobody writes to
+        self.planted: tuple[int, int] | None = None  # its slot, and the step
+        self._filled_at: dict[tuple[int, int], int] = {}  # by request and block: the iteration in which it was seen
         self._prompt = [1]
         self._dummies: list[Any] = []
         contents = import_module("tensorrt_llm._standin.contents").Contents()
@@ -79,16 +81,26 @@ class Traffic:
         elif self.iterations % 11 == 5:
             for each in self._dummies:
                 manager.free_resources(each)
-        if self.iterations == self.plant_at:
+        if self.plants_at and self.planted is None:
             self._plant()
 
     def _plant(self) -> None:
-        """In a block of a request that is served, or else it may have another owner before it is looked at."""
-        pool, books = self.server.manager.get_unique_primary_pool(), self.watched.canary.books
-        served = {each.request_id for each in self.server.executor.active_requests}
-        known = [slot for slot, fill in books.primary.items() if fill.digests and fill.filler in served]
-        self.planted = self.random.choice(known)
-        block, tensors = pool[self.planted], self.server.tensors
+        """In a block of the answer of a request that is served, or else it may have another owner before it is looked
+        at; and when its first digest was taken."""
+        for request in self.server.executor.active_requests:
+            filled = (request.get_num_tokens(0) - 1) // SIZE
+            if (filled - 1) * SIZE < request.orig_prompt_len:
+                continue
+            seen_at = self._filled_at.setdefault((request.request_id, filled - 1), self.iterations)
+            if self.iterations >= max(self.plants_at, seen_at + TAKEN_WITHIN):
+                slot = self.watched.canary.books.slots_of(request.request_id)[filled - 1]
+                self._change(slot)
+                self.planted = slot, self.report.steps
+                return
+
+    def _change(self, slot: int) -> None:
+        """As the stream comes to it."""
+        block, tensors = self.server.manager.get_unique_primary_pool()[slot], self.server.tensors
         seen, done = tensors.pinned(*block.shape), tensors.event()
         seen.copy_(block, non_blocking=True)
         done.record()

@@ -70,7 +70,8 @@ class WatchedV1:
     def __init__(self, manager: Any, order: Order, canary: Canary, *, knows_all: bool) -> None:
         self.canary = canary
         self._order, self._knows_all, self._size = order, knows_all, int(manager.tokens_per_block)
-        self._slots_of = PlacesById(manager) if knows_all else PlacesByTable(manager)
+        self._places = PlacesById(manager) if knows_all else PlacesByTable(manager)
+        self._pool_slots = int(manager.impl.get_unique_primary_pool().shape[0])
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
@@ -223,6 +224,17 @@ class WatchedV1:
                 one.blocks = len(slots)
 
     # ---- slots ----
+
+    def _slots_of(self, request_ids: Sequence[int]) -> list[list[int]]:
+        """The kernel of the looks reads where these say, so one that is not in the pool ends the canary."""
+        found = self._places(request_ids)
+        for request_id, slots in zip(request_ids, found, strict=True):
+            if slots and not 0 <= min(slots) <= max(slots) < self._pool_slots:
+                raise ValueError(
+                    f"request {request_id} has slots {min(slots)} to {max(slots)}, and the pool has "
+                    f"{self._pool_slots}; usual cause: a host tier that was not seen"
+                )
+        return found
 
     def _found(self, request_id: int) -> list[int]:
         """None of a request that has no sequence, whatever C++ raises for it."""
