@@ -190,10 +190,14 @@ void bind_blocks(BooksClass& c) {
                 self.came_back(request_id, read_integers<Slot>(slots, {"slots"}));
             },
             "request_id"_a, "slots"_a, nb::sig("def came_back(self, request_id: int, slots: Any) -> None"),
-            "It has its blocks again, perhaps in other slots.")
-        .def(
-            "forget", [](FillBooks& self, nb::handle slots) { self.forget(read_integers<Slot>(slots, {"slots"})); },
-            "slots"_a, nb::sig("def forget(self, slots: Any) -> None"), "What they hold may change unheard.")
+            "It has its blocks again, perhaps in other slots.");
+}
+
+void bind_holders(BooksClass& c) {
+    using namespace nb::literals;
+    c.def(
+         "forget", [](FillBooks& self, nb::handle slots) { self.forget(read_integers<Slot>(slots, {"slots"})); },
+         "slots"_a, nb::sig("def forget(self, slots: Any) -> None"), "What they hold may change unheard.")
         .def(
             "hold", [](FillBooks& self, nb::handle slots) { self.hold(read_integers<Slot>(slots, {"slots"})); },
             "slots"_a, nb::sig("def hold(self, slots: Any) -> None"), "One more active request has these slots.")
@@ -299,6 +303,7 @@ void bind_fill_books(nb::module_& m) {
               "something has happened. blocks_per_step: others. lookahead: KV of a position depends on so many tokens "
               "behind it. knows_all: no block leaves the device and comes back unheard.");
     bind_blocks(books);
+    bind_holders(books);
     bind_steps(books);
     bind_states(books);
 }
