@@ -1,7 +1,8 @@
 """Needs a CUDA GPU and torch.
 
 The canary beside the embedded engine on real streams: silent with all fixes, and quick without one. A kernel
-digests what it looks at, behind kernels and replays of CUDA graphs.
+digests what it looks at, behind kernels and replays of CUDA graphs. And beside the stand-in's V1 manager, whose blocks
+are torch's tensors.
 """
 
 from dataclasses import replace
@@ -10,6 +11,8 @@ import pytest
 
 from tests.engine.load import ENGINES, TIGHT, usual_load, without
 from tests.engine.test_canary import HEARD, SPEAKS_WITHIN, Watched
+from tests.torture.test_v1_watched import is_silent, planted
+from tests.torture.v1_watched import watched_v1
 from trtllm_kvfix.engine.config import EngineConfig
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -50,3 +53,23 @@ def test_it_speaks_of_blocks_that_nobody_computed() -> None:
     config = replace(without(TIGHT, "computed-blocks"), canary=8)
     watched = Watched(usual_load(), config, until_it_speaks=True, device="cuda")
     assert watched.report.findings[0].kind == "unfilled" and watched.wrong == []
+
+
+V1_STEPS = 1000
+
+
+@pytest.mark.parametrize("has_host", [False, True], ids=["", "host tier"])
+@pytest.mark.parametrize("variant", ["B", "D", "F"])
+def test_beside_a_v1_manager_it_is_silent(variant: str, has_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_DEVICE", "torch")
+    with watched_v1(variant, has_host=has_host) as traffic:
+        traffic.run(V1_STEPS)
+        is_silent(traffic)
+        assert traffic.report.blocks_taken > V1_STEPS and traffic.contents.reads > V1_STEPS
+
+
+@pytest.mark.parametrize("variant", ["B", "D"])
+def test_beside_a_v1_manager_it_finds_one_bit(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_DEVICE", "torch")
+    (found, *_), (slot, step) = planted(variant)
+    assert (found.kind, found.slot, found.layers) == ("changed", slot, (0,)) and found.right_at <= step < found.wrong_at
