@@ -164,7 +164,7 @@ class BesideV1:
             tokens_per_block=TOKENS_PER_BLOCK, max_attention_window_vec=[1 << 20], max_draft_len=0, impl=self,
             _stream=SimpleNamespace(cuda_stream=stream),
         )  # fmt: skip
-        self.watched = watched_v1.watch(manager, Settings(canary="observe"))
+        self.watched = watched_v1.watch(manager, Settings(canary="observe"), knows_all=True)
         for each in served.requests:
             each.context_current_position = 0
         self.watched.has_blocks(SimpleNamespace(context_requests=served.requests, generation_requests=[]))
