@@ -156,12 +156,13 @@ class BesideV1:
     def __init__(self, stream: int, served: Served) -> None:
         self._served = {each.py_request_id: each for each in served.requests}
         pool = SimpleNamespace(
-            shape=(1 << 20, SERVED_LAYERS), data_ptr=lambda: served.memory.address,
+            shape=(1 << 20, SERVED_LAYERS, 1, 1), data_ptr=lambda: served.memory.address,
             stride=lambda: (SLOT_BYTES // 2,), element_size=lambda: 2,
         )  # fmt: skip
         self.get_unique_primary_pool = lambda: pool
         manager = SimpleNamespace(
             tokens_per_block=TOKENS_PER_BLOCK, max_attention_window_vec=[1 << 20], max_draft_len=0, impl=self,
+            max_blocks_per_seq=1,
             _stream=SimpleNamespace(cuda_stream=stream),
         )  # fmt: skip
         self.watched = watched_v1.watch(manager, Settings(canary="observe"), knows_all=True)
@@ -176,8 +177,9 @@ class BesideV1:
         one = self._served[request_id]
         return [one.slots[: -(-one.capacity // TOKENS_PER_BLOCK)].tolist()]
 
-    def get_batch_cache_block_ids(self, request_ids: list[int], window: int) -> list[list[list[int]]]:
-        return [self.get_cache_block_ids(each, window) for each in request_ids]
+    def get_last_block_id(self, request_id: int) -> int:
+        one = self._served[request_id]
+        return int(one.slots[(one.capacity - 1) // TOKENS_PER_BLOCK])
 
     def hear(self, batch: Any) -> None:
         self.watched.begin_iteration(batch)

@@ -66,9 +66,9 @@ class Books:
             raise RuntimeError(f"no sequence {request_id}")
         return [list(self.blocks[request_id])]
 
-    def get_batch_cache_block_ids(self, request_ids: list[int], window: int) -> list[list[list[int]]]:
-        self.asked += len(request_ids)
-        return [self.get_cache_block_ids(request_id, window) for request_id in request_ids]
+    def get_last_block_id(self, request_id: int) -> int:
+        self.asked += 1
+        return self.blocks[request_id][-1]
 
     def copy_batch_block_offsets(self, table: Any, request_ids: list[int], beams: int, row: int) -> None:
         assert (beams, row) == (1, 0)
@@ -352,10 +352,14 @@ def test_were_cached_ones_not_forgotten_it_would_be_a_false_finding(
     assert report.counts["changed"]
 
 
+def of_numbers(kind: Any, manager: Any, **_: Any) -> Any:
+    return kind(manager, by_number=True)
+
+
 def test_were_their_numbers_taken_for_their_slots_it_would_watch_a_wrong_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_v1, "PlacesByTable", watched_v1.PlacesById)
+    monkeypatch.setattr(watched_v1, "Slots", partial(of_numbers, watched_v1.Slots))
     moved_while_cached(server)
     server.memory[9, 2100] ^= 1
     server.step(rounds=3)
@@ -406,7 +410,7 @@ def test_other_managers_are_refused_by_name() -> None:
     assert "the cache is MambaHybridCacheManager" in said and "KVCacheManager and KVCacheManagerV2 alone" in said
 
 
-@pytest.mark.parametrize("name", ["copy_batch_block_offsets", "get_batch_cache_block_ids"])
+@pytest.mark.parametrize("name", ["copy_batch_block_offsets", "get_cache_block_ids", "get_last_block_id"])
 def test_a_call_that_fails_ends_the_canary_and_not_the_server(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,8 +421,17 @@ def test_a_call_that_fails_ends_the_canary_and_not_the_server(
     request = server.prompt(1, [3, 4])
     server.step(rounds=3)
     monkeypatch.setattr(server.manager.impl, name, fails)
+    server.manager.grants[2] = [5, 6]
     server.step((Prompt(2, 8),), (request,), rounds=3)
     assert "planted" in str(server.watched.fault) and "stood down" in server.report.state
+
+
+def test_a_build_that_means_something_else_by_the_last_block_ends_the_canary(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.manager.impl, "get_last_block_id", lambda _: 3)
+    server.prompt(1, [3, 4])
+    assert "the last block of request 1 is 4, and 3 by get_last_block_id" in str(server.watched.fault)
 
 
 def test_a_slot_that_is_not_in_the_pool_ends_the_canary_and_is_not_read(server: Server) -> None:

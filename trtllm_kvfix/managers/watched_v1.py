@@ -34,34 +34,48 @@ class _Holder:
     request: Any  # upstream's
     told: int  # leading positions of which the canary knows that they are filled
     blocks: int  # that it is known to have
+    last: int  # the number of the last of them
     due: int = 0  # the step in which it can have got a further one
 
 
-class PlacesById:
-    """Slots of requests: a block's number."""
+class Slots:
+    """Those of requests. Without a host tier they are the numbers of their blocks. With one a block keeps its number
+    when it moves, and a table of offsets says where it is."""
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, *, by_number: bool) -> None:
         self._impl, self._window = manager.impl, manager.max_attention_window_vec[0]
-
-    def __call__(self, request_ids: Sequence[int]) -> list[list[int]]:
-        return [blocks for (blocks,) in self._impl.get_batch_cache_block_ids(list(request_ids), self._window)]
-
-
-class PlacesByTable:
-    """The same with a host tier, where only a table of offsets says in which slot a block is."""
-
-    def __init__(self, manager: Any) -> None:
-        _, layers, sides, _ = manager.impl.get_unique_primary_pool().shape
-        self._ids, self._impl, self._offsets_per_slot = PlacesById(manager), manager.impl, int(layers * sides)
+        self._in_pool, layers, sides, _ = manager.impl.get_unique_primary_pool().shape
+        self._by_number, self._offsets_per_slot = by_number, layers * sides
         self._row = on_cpu(np.zeros((1, 1, 2, manager.max_blocks_per_seq), np.int32))
 
-    def __call__(self, request_ids: Sequence[int]) -> list[list[int]]:
-        found: list[list[int]] = []
-        for request_id, ids in zip(request_ids, self._ids(request_ids), strict=True):
-            self._impl.copy_batch_block_offsets(self._row, [request_id], 1, 0)
-            offsets = np.asarray(self._row)[0, 0, 0, : len(ids)]
-            found.append((offsets // self._offsets_per_slot).tolist())
+    def of(self, request_id: int, first: int = 0) -> list[int]:
+        """From that of a block on."""
+        (numbers,) = self._impl.get_cache_block_ids(request_id, self._window)
+        return self._checked(request_id, self._located(request_id, numbers[first:], first))
+
+    def number_of_last(self, request_id: int) -> int:
+        """Of its blocks. Takes as long for a long request as for a short one."""
+        return int(self._impl.get_last_block_id(request_id))
+
+    def of_last(self, request_id: int, number: int, place: int) -> list[int]:
+        return self._checked(request_id, self._located(request_id, [number], place))
+
+    def _located(self, request_id: int, numbers: list[int], first: int) -> list[int]:
+        if self._by_number:
+            return numbers
+        self._impl.copy_batch_block_offsets(self._row, [request_id], 1, 0)
+        offsets = np.asarray(self._row)[0, 0, 0, first : first + len(numbers)]
+        found: list[int] = (offsets // self._offsets_per_slot).tolist()
         return found
+
+    def _checked(self, request_id: int, slots: list[int]) -> list[int]:
+        """The kernel of the looks reads where these say, so one that is not in the pool ends the canary."""
+        if slots and not 0 <= min(slots) <= max(slots) < self._in_pool:
+            raise ValueError(
+                f"request {request_id} has slots {min(slots)} to {max(slots)}, and the pool has {self._in_pool}; "
+                "usual cause: a host tier that was not seen"
+            )
+        return slots
 
 
 class WatchedV1:
@@ -70,8 +84,7 @@ class WatchedV1:
     def __init__(self, manager: Any, order: Order, canary: Canary, *, knows_all: bool) -> None:
         self.canary = canary
         self._order, self._knows_all, self._size = order, knows_all, int(manager.tokens_per_block)
-        self._places = PlacesById(manager) if knows_all else PlacesByTable(manager)
-        self._pool_slots = int(manager.impl.get_unique_primary_pool().shape[0])
+        self._slots = Slots(manager, by_number=knows_all)
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
@@ -149,11 +162,13 @@ class WatchedV1:
         if request.is_dummy_request or not request.is_first_context_chunk:
             self.canary.forget(slots)
             return
-        reused = request.context_current_position
+        reused, last = request.context_current_position, self._slots.number_of_last(request_id)
+        if self._knows_all and last != slots[-1]:
+            raise ValueError(f"the last block of request {request_id} is {slots[-1]}, and {last} by get_last_block_id")
         # Where the last of it ends inside a block, V1 has copied that one, or has taken it over.
         self._hold(slots)
         self.canary.admitted(request_id, slots, reused, True)
-        self._holders[request_id] = _Holder(request, reused, len(slots))
+        self._holders[request_id] = _Holder(request, reused, len(slots), last)
         self._prompts.add(request_id)
 
     def _tell(self) -> None:
@@ -195,11 +210,11 @@ class WatchedV1:
         for steps in which upstream's call has failed."""
         failed = self._step - self._heard - 1
         got: list[tuple[int, int, int, Sequence[int]]] = []
-        for request_id, slots in zip(due, self._slots_of(due), strict=True):
+        for request_id in due:
             one = self._holders[request_id]
-            further = slots[one.blocks :]
-            one.blocks = len(slots)
+            further = self._further(request_id, one, is_at_most_one=not (self._drafts or failed))
             if further:
+                one.blocks += len(further)
                 self._hold(further)
                 got.append((request_id, 0, 0, further))
                 if not self._drafts:
@@ -208,15 +223,21 @@ class WatchedV1:
         if got:
             self.canary.went_on(got)
 
+    def _further(self, request_id: int, one: _Holder, *, is_at_most_one: bool) -> list[int]:
+        """Slots that it has got since it was last asked."""
+        last, one.last = one.last, self._slots.number_of_last(request_id)
+        if not is_at_most_one:
+            return self._slots.of(request_id, one.blocks)
+        return [] if one.last == last else self._slots.of_last(request_id, one.last, one.blocks)
+
     # ---- drafts: rejected ones give blocks back, which others may get ----
 
     def _answers(self) -> list[int]:
         return [request_id for request_id in self._holders if request_id not in self._prompts]
 
     def _hear_of_rejected(self) -> None:
-        request_ids = self._answers()
-        for request_id, slots in zip(request_ids, self._slots_of(request_ids), strict=True):
-            one = self._holders[request_id]
+        for request_id in self._answers():
+            one, slots = self._holders[request_id], self._slots.of(request_id)
             if len(slots) < one.blocks:
                 rejected = self.canary.books.slots_of(request_id, len(slots))
                 self.canary.shrunk(request_id, len(slots))
@@ -225,21 +246,10 @@ class WatchedV1:
 
     # ---- slots ----
 
-    def _slots_of(self, request_ids: Sequence[int]) -> list[list[int]]:
-        """The kernel of the looks reads where these say, so one that is not in the pool ends the canary."""
-        found = self._places(request_ids)
-        for request_id, slots in zip(request_ids, found, strict=True):
-            if slots and not 0 <= min(slots) <= max(slots) < self._pool_slots:
-                raise ValueError(
-                    f"request {request_id} has slots {min(slots)} to {max(slots)}, and the pool has "
-                    f"{self._pool_slots}; usual cause: a host tier that was not seen"
-                )
-        return found
-
     def _found(self, request_id: int) -> list[int]:
         """None of a request that has no sequence, whatever C++ raises for it."""
         with suppress(RuntimeError, IndexError):
-            return self._slots_of([request_id])[0]
+            return self._slots.of(request_id)
         return []
 
     def _hold(self, slots: list[int]) -> None:

@@ -159,6 +159,10 @@ class BoundCore:
         return self.native.get_cache_block_ids(request_id)
 
     @bound
+    def get_last_block_id(self, request_id: int, /) -> int:
+        return int(self.get_cache_block_ids(request_id, self.window)[0][-1])
+
+    @bound
     def get_batch_cache_block_ids(self, request_ids: Sequence[int], window_size: int, /) -> list[list[list[int]]]:
         return [self.get_cache_block_ids(request_id, window_size) for request_id in request_ids]
 
