@@ -359,7 +359,7 @@ def of_numbers(kind: Any, manager: Any, **_: Any) -> Any:
 def test_were_their_numbers_taken_for_their_slots_it_would_watch_a_wrong_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_v1, "Slots", partial(of_numbers, watched_v1.Slots))
+    monkeypatch.setattr(watched_v1, "V1Slots", partial(of_numbers, watched_v1.V1Slots))
     moved_while_cached(server)
     server.memory[9, 2100] ^= 1
     server.step(rounds=3)

@@ -38,13 +38,13 @@ class _Holder:
     due: int = 0  # the step in which it can have got a further one
 
 
-class Slots:
+class V1Slots:
     """Those of requests. Without a host tier they are the numbers of their blocks. With one a block keeps its number
     when it moves, and a table of offsets says where it is."""
 
     def __init__(self, manager: Any, *, by_number: bool) -> None:
         self._impl, self._window = manager.impl, manager.max_attention_window_vec[0]
-        self._in_pool, layers, sides, _ = manager.impl.get_unique_primary_pool().shape
+        self._in_pool, layers, sides, *_ = manager.impl.get_unique_primary_pool().shape
         self._by_number, self._offsets_per_slot = by_number, layers * sides
         self._row = on_cpu(np.zeros((1, 1, 2, manager.max_blocks_per_seq), np.int32))
 
@@ -84,7 +84,7 @@ class WatchedV1:
     def __init__(self, manager: Any, order: Order, canary: Canary, *, knows_all: bool) -> None:
         self.canary = canary
         self._order, self._knows_all, self._size = order, knows_all, int(manager.tokens_per_block)
-        self._slots = Slots(manager, by_number=knows_all)
+        self._slots = V1Slots(manager, by_number=knows_all)
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
