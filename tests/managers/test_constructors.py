@@ -133,6 +133,8 @@ class ADEngine(SimpleNamespace):
         ({"dist": SimpleNamespace(pp_size=1, cp_size=2)}, "context parallelism"),
         ({"enable_attention_dp": True}, "attention data"),
         ({"model_engine": SimpleNamespace(llm_args=SimpleNamespace(sleep_config=object()))}, "sleeping"),
+        ({"model_engine": SimpleNamespace(llm_args=SimpleNamespace(enable_sleep=True))}, "sleeping"),
+        ({"virtual_memory_pools": {"kv_cache": object()}}, "sleeping"),
         ({"scheduler": SimpleNamespace(capacity_scheduler=BindCapacityScheduler())}, "bound capacity scheduler"),
     ],
 )

@@ -222,5 +222,10 @@ def _reasons_of_engine(executor: Any) -> "Iterator[str]":
         yield "pipelines and context parallelism are not served"
     if getattr(executor, "enable_attention_dp", False):
         yield "attention data parallelism is not served"
-    if getattr(getattr(engine, "llm_args", None), "sleep_config", None) is not None:
-        yield "sleeping is not served: our pools would stay awake"
+    arguments = getattr(engine, "llm_args", None)
+    if (
+        getattr(arguments, "sleep_config", None) is not None
+        or getattr(arguments, "enable_sleep", False)  # until spring 2026
+        or getattr(executor, "virtual_memory_pools", None)
+    ):
+        yield "sleeping is not served: blocks lose what they hold, and pools of ours would stay awake"
