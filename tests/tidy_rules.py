@@ -146,6 +146,13 @@ def cpp_samples(lines: int) -> str:
 
 
 RULES = [
+    Rule(
+        "no half of a merge",
+        r".*\.(py|md|cc|cuh?|h|yaml|toml|sh|cmake)",
+        matches(rf"^({'<' * 7}|{'>' * 7}) .*", "two versions of one text"),
+        f"{'<' * 7} HEAD\nours\n",
+        "ours\n",
+    ),
     Rule("README length", r"README\.md", lines_at_most(README_LINES_MAX), "\n" * 151, "\n" * 150),
     Rule(
         "function length in Python",
