@@ -23,9 +23,9 @@ An answer that grows goes through the same files from native_kv_cache.py on. Bes
 - reports.py: what others read of the cache, in upstream's terms,
 - between_ranks.py: ranks compare their books, and share the time by which retention ends.
 
-The canary hears this manager (watched.py), and those of upstream in its place: watching.py puts it there, upstream_v1.py
-and upstream_v2.py name the methods that it hears and the caches that it refuses, watched_v1.py and watched_v2.py follow
-the others.
+The canary hears this manager (watched.py), and those of upstream where they serve: watching.py puts it there,
+upstream_v1.py and upstream_v2.py name the methods that it hears and the caches that it refuses, watched_v1.py and
+watched_v2.py follow the others.
 
 The core behind all of them is `native.BlockManager`: `trtllm_kvfix.blocks` says where to begin with it.
 """

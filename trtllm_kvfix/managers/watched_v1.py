@@ -48,10 +48,16 @@ class V1Slots:
         self._by_number, self._offsets_per_slot = by_number, layers * sides
         self._row = on_cpu(np.zeros((1, 1, 2, manager.max_blocks_per_seq), np.int32))
 
-    def of(self, request_id: int, first: int = 0) -> list[int]:
-        """From that of a block on."""
-        (numbers,) = self._impl.get_cache_block_ids(request_id, self._window)
-        return self._checked(request_id, self._located(request_id, numbers[first:], first))
+    def of(self, request_id: int) -> list[int]:
+        return self.of_all([request_id])[0]
+
+    def of_all(self, request_ids: Sequence[int]) -> list[list[int]]:
+        """By one call, however many they are: each gives up the interpreter's lock."""
+        all_numbers = self._impl.get_batch_cache_block_ids(list(request_ids), self._window)
+        return [
+            self._checked(request_id, self._located(request_id, numbers, 0))
+            for request_id, (numbers,) in zip(request_ids, all_numbers, strict=True)
+        ]
 
     def number_of_last(self, request_id: int) -> int:
         """Of its blocks. Takes as long for a long request as for a short one."""
@@ -87,6 +93,7 @@ class WatchedV1:
         self._slots = V1Slots(manager, by_number=knows_all)
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
+        self._coming: set[int] = set()  # requests of a batch that have no blocks before its call
         self._prompts: set[int] = set()  # of them, those whose prompts are not known to be computed
         # Without drafts the others, by the step in which one can have got a further block, and in which one that has
         # got it has filled the block before.
@@ -105,8 +112,10 @@ class WatchedV1:
         self.canary.stand_down(error)
 
     @guarded
-    def begin_iteration(self, _batch: Any) -> None:
-        """The last step has been enqueued, and nothing has a new owner since."""
+    def begin_iteration(self, batch: Any) -> None:
+        """The last step has been enqueued, and nothing has a new owner since. Upstream gives blocks to those of this
+        batch that are at their beginning. Behind it the position of one that reuses has moved."""
+        self._coming = {each.py_request_id for each in batch.context_requests if each.is_first_context_chunk}
         self._step += 1
         self._tell()
         self._due += self._resting.pop(self._step, ())
@@ -125,7 +134,9 @@ class WatchedV1:
             self._go_on(due)
         self._heard = self._step
         for request in prompts:
-            if request.py_request_id not in self._holders:
+            if request.is_dummy_request:
+                self.canary.forget(self._slots.of(request.py_request_id))
+            elif request.py_request_id not in self._holders:
                 self._begins(request)
         if (prompts, answers) != self._batch:
             self._batch = prompts, answers
@@ -134,11 +145,13 @@ class WatchedV1:
     @guarded
     def has_dummies(self, requests: Iterable[Any]) -> None:
         for request in requests:
-            self.canary.forget(self._found(request.py_request_id))
+            with suppress(RuntimeError, IndexError):  # of one that has got no blocks, whatever C++ raises for it
+                self.canary.forget(self._slots.of(request.py_request_id))
 
     @guarded
     def ends(self, request_id: int) -> None:
         """It still has its blocks. It may never have had any."""
+        self._batch = [], []  # it may be in it, and is not kept
         one = self._holders.pop(request_id, None)
         if one is None:
             return
@@ -156,12 +169,9 @@ class WatchedV1:
 
     def _begins(self, request: Any) -> None:
         request_id = request.py_request_id
-        slots = self._found(request_id)
-        if not slots:  # another fix has put it off
-            return
-        if request.is_dummy_request or not request.is_first_context_chunk:
-            self.canary.forget(slots)
-            return
+        if request_id not in self._coming:
+            raise ValueError(f"request {request_id} is in the middle of its prompt, and nobody has heard that it came")
+        slots = self._slots.of(request_id)
         reused, last = request.context_current_position, self._slots.number_of_last(request_id)
         if self._knows_all and last != slots[-1]:
             raise ValueError(f"the last block of request {request_id} is {slots[-1]}, and {last} by get_last_block_id")
@@ -210,9 +220,9 @@ class WatchedV1:
         for steps in which upstream's call has failed."""
         failed = self._step - self._heard - 1
         got: list[tuple[int, int, int, Sequence[int]]] = []
-        for request_id in due:
+        each_further = self._all_further(due) if self._drafts or failed else map(self._further, due)
+        for request_id, further in zip(due, each_further, strict=True):
             one = self._holders[request_id]
-            further = self._further(request_id, one, is_at_most_one=not (self._drafts or failed))
             if further:
                 one.blocks += len(further)
                 self._hold(further)
@@ -223,12 +233,18 @@ class WatchedV1:
         if got:
             self.canary.went_on(got)
 
-    def _further(self, request_id: int, one: _Holder, *, is_at_most_one: bool) -> list[int]:
-        """Slots that it has got since it was last asked."""
+    def _further(self, request_id: int) -> list[int]:
+        """The slot that it has got since it was last asked, if any."""
+        one = self._holders[request_id]
         last, one.last = one.last, self._slots.number_of_last(request_id)
-        if not is_at_most_one:
-            return self._slots.of(request_id, one.blocks)
         return [] if one.last == last else self._slots.of_last(request_id, one.last, one.blocks)
+
+    def _all_further(self, request_ids: Sequence[int]) -> list[list[int]]:
+        """The same, however many they are."""
+        found = self._slots.of_all(request_ids)
+        for request_id in () if self._drafts else request_ids:
+            self._holders[request_id].last = self._slots.number_of_last(request_id)
+        return [slots[self._holders[each].blocks :] for each, slots in zip(request_ids, found, strict=True)]
 
     # ---- drafts: rejected ones give blocks back, which others may get ----
 
@@ -236,8 +252,9 @@ class WatchedV1:
         return [request_id for request_id in self._holders if request_id not in self._prompts]
 
     def _hear_of_rejected(self) -> None:
-        for request_id in self._answers():
-            one, slots = self._holders[request_id], self._slots.of(request_id)
+        request_ids = self._answers()
+        for request_id, slots in zip(request_ids, self._slots.of_all(request_ids), strict=True):
+            one = self._holders[request_id]
             if len(slots) < one.blocks:
                 rejected = self.canary.books.slots_of(request_id, len(slots))
                 self.canary.shrunk(request_id, len(slots))
@@ -245,12 +262,6 @@ class WatchedV1:
                 one.blocks = len(slots)
 
     # ---- slots ----
-
-    def _found(self, request_id: int) -> list[int]:
-        """None of a request that has no sequence, whatever C++ raises for it."""
-        with suppress(RuntimeError, IndexError):
-            return self._slots.of(request_id)
-        return []
 
     def _hold(self, slots: list[int]) -> None:
         if not self._knows_all:

@@ -240,6 +240,7 @@ class WatchedV2:
     @guarded
     def ends(self, request_id: int) -> None:
         """It still has its slots. It may never have had any."""
+        self._batch = None  # it may be in it, and is not kept
         one = self._followed.get(request_id)
         if one is not None and self._is_as_heard(request_id, one):
             self._tell_writes({request_id: one})
