@@ -168,7 +168,7 @@ class BesideV1:
         self.watched = watched_v1.watch(manager, Settings(canary="observe"), knows_all=True)
         for each in served.requests:
             each.context_current_position = 0
-        self.watched.has_blocks(SimpleNamespace(context_requests=served.requests, generation_requests=[]))
+        self.hear(SimpleNamespace(context_requests=served.requests, generation_requests=[]))
         for each in served.requests:
             each.context_current_position = each.num_committed_tokens
         self.canary = self.watched.canary
