@@ -173,9 +173,9 @@ class BesideV1:
             each.context_current_position = each.num_committed_tokens
         self.canary = self.watched.canary
 
-    def get_cache_block_ids(self, request_id: int, _window: int) -> list[list[int]]:
-        one = self._served[request_id]
-        return [one.slots[: -(-one.capacity // TOKENS_PER_BLOCK)].tolist()]
+    def get_batch_cache_block_ids(self, request_ids: list[int], _window: int) -> list[list[list[int]]]:
+        served = (self._served[request_id] for request_id in request_ids)
+        return [[one.slots[: -(-one.capacity // TOKENS_PER_BLOCK)].tolist()] for one in served]
 
     def get_last_block_id(self, request_id: int) -> int:
         one = self._served[request_id]

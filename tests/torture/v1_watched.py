@@ -76,13 +76,21 @@ class Traffic:
         if self.iterations % 11 == 0:
             self._dummies = manager.add_dummy_requests([DUMMY_ID + self.iterations]) or []
             for each in self._dummies:
-                (slot,) = manager.impl.standin_slots(each.request_id)
-                manager.get_unique_primary_pool()[slot].copy_(self._junk(), non_blocking=True)
+                self._write_as(each)
         elif self.iterations % 11 == 5:
             for each in self._dummies:
                 manager.free_resources(each)
         if self.plants_at and self.planted is None:
             self._plant()
+
+    def _write_as(self, dummy: Any) -> None:
+        """Behind what its block held goes to the host: upstream orders only what `prepare_resources` asks for."""
+        executor, impl, tensors = self.server.executor, self.server.manager.impl, self.server.tensors
+        if hasattr(impl, "refresh_blocks"):
+            impl.refresh_blocks()
+        with tensors.on(getattr(executor, "execution_stream", tensors.current_stream())):
+            for slot in impl.standin_slots(dummy.request_id):
+                impl.get_unique_primary_pool()[slot].copy_(self._junk(), non_blocking=True)
 
     def _plant(self) -> None:
         """In a block of the answer of a request that is served, or else it may have another owner before it is looked
