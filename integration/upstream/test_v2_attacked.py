@@ -1,6 +1,5 @@
 """The attack on V2 (tests/torture/v2_attack.py) with upstream's own runtime below it."""
 
-import multiprocessing
 import os
 from contextlib import nullcontext
 from random import Random
@@ -10,6 +9,7 @@ import pytest
 
 from integration.upstream import newest_manager
 from integration.upstream.newest_loops import let_it_rebalance, newest_loops, source_in
+from integration.upstream.processes import alone
 from integration.upstream.test_v2_compared import TREE, pytestmark  # noqa: F401
 from integration.upstream.v2_driver import Timeline, runtime_of
 from integration.upstream.v2_levels import Maker
@@ -100,15 +100,8 @@ def test_the_judge_sees_copies_that_wait_for_nothing() -> None:
 def attack_alone(
     way: Way, fixed: bool, timeline: type[Timeline], loops: str = "", manager: str = "", steps: int = STEPS
 ) -> Seen:
-    """In a process of its own, which ends before anything of upstream's does. loops, manager: the source of upstream's,
-    in the place of the stand-in's."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    given = way, fixed, timeline, loops, manager, steps, sending
-    child = multiprocessing.get_context("fork").Process(target=_attack, args=given)
-    child.start()
-    sending.close()
-    seen: Seen = receiving.recv()
-    child.join()
+    """loops, manager: the source of upstream's, in the place of the stand-in's."""
+    seen: Seen = alone(_attack, way, fixed, timeline, loops, manager, steps)
     return seen
 
 

@@ -1,6 +1,5 @@
 """The canary beside upstream's own V1 manager and loops: requests end, are cancelled and preempted, and come again."""
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch", reason="the rig needs torch, on the CPU")
 from integration.upstream.arrivals import Arrival  # noqa: E402
 from integration.upstream.native_crowds import crowd  # noqa: E402
 from integration.upstream.overlaying import overlay  # noqa: E402
+from integration.upstream.processes import alone  # noqa: E402
 from integration.upstream.scenarios import prompt  # noqa: E402
 from integration.upstream.server import Shape, upstream  # noqa: E402
 from integration.upstream.test_upstream import PLACES  # noqa: E402
@@ -57,14 +57,8 @@ Load: TypeAlias = tuple[tuple[Arrival, ...], dict[int, list[int]]]  # who comes,
 
 
 def played(era: str, shape: Shape, *off: str, blocks_per_step: int = 8, load: Load | None = None) -> Seen:
-    """In a process of its own, which holds one TensorRT-LLM. `off`: fixes that are off."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    given = (era, shape, off, blocks_per_step, load or crowd(1, STEPS * 6 // 5), sending)
-    child = multiprocessing.get_context("fork").Process(target=_play, args=given)
-    child.start()
-    sending.close()
-    found: Seen = receiving.recv()
-    child.join()
+    """`off`: fixes that are off."""
+    found: Seen = alone(_play, era, shape, off, blocks_per_step, load or crowd(1, STEPS * 6 // 5))
     return found
 
 

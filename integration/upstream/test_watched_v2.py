@@ -1,6 +1,5 @@
 """The canary beside upstream's newest V2 manager, in its newest loops, over our V2 runtime and over upstream's own."""
 
-import multiprocessing
 import os
 from random import Random
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import pytest
 
 from integration.upstream import newest_manager
 from integration.upstream.newest_loops import let_it_rebalance, newest_loops
+from integration.upstream.processes import alone
 from integration.upstream.test_newest_loops import SOURCE as LOOPS
 from integration.upstream.test_newest_manager import MANAGER, newest
 from integration.upstream.test_v2_compared import TREE, needs_runtime
@@ -84,13 +84,7 @@ def test_it_speaks_soon_over_upstreams_runtime(way: Way, blocks_per_step: int) -
 
 
 def over_theirs(way: Way, blocks_per_step: int, *, fixed: bool) -> Seen:
-    """In a process of its own, which ends before anything of upstream's does."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_play, args=(way, blocks_per_step, fixed, sending))
-    child.start()
-    sending.close()
-    found: Seen = receiving.recv()
-    child.join()
+    found: Seen = alone(_play, way, blocks_per_step, fixed)
     return found
 
 

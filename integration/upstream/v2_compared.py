@@ -3,7 +3,6 @@
 `python -m integration.upstream.v2_compared TREE` lists what differs, over many random runs.
 """
 
-import multiprocessing
 import os
 import sys
 from array import array
@@ -14,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
+from integration.upstream import processes
 from integration.upstream.v2_driver import Timeline, runtime_of
 from integration.upstream.v2_pages import LifeCycle, Pool
 from integration.upstream.v2_runtime import BAD_PAGE, Runtime
@@ -270,16 +270,10 @@ def difference(tree: Path, seed: int) -> str | None:
 
 
 def alone(tree: Path, play: Callable[[Caller, Caller], str | None]) -> str | None:
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_played, args=(tree, play, sending))
-    child.start()
-    sending.close()
     try:
-        return cast("str | None", receiving.recv())
+        return cast("str | None", processes.alone(_played, tree, play))
     except EOFError:
         return "the process ended"
-    finally:
-        child.join()
 
 
 def _played(tree: Path, play: Callable[[Caller, Caller], str | None], sending: Any) -> None:
