@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import upstream_v1, upstream_v2
+from trtllm_kvfix.managers import upstream_v1, upstream_v2, watching
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CREATOR, LLM_REQUEST, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.settings import Settings
@@ -178,7 +178,7 @@ def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
     if (getattr(executor, "max_beam_width", None) or 1) > 1:
         yield "beams share blocks, and part from them"
     if _has_drafts(executor):
-        yield from upstream_v2.reasons_of_drafts(_manager_of(executor), _spec_config_of(executor))
+        yield from watching.reasons_of_drafts(_manager_of(executor), _spec_config_of(executor))
     arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)
     if getattr(arguments, "kv_cache_compression_config", None) is not None:
         yield "KV cache compression rewrites blocks, or brings them back from the host as other bytes"

@@ -9,7 +9,7 @@ from functools import wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.managers.watching import Find, Method, Watchable, Watching, ending, freeing, preparing
+from trtllm_kvfix.managers.watching import DRAFT_LAYERS, Find, Method, Watchable, Watching, ending, freeing, preparing
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 from trtllm_kvfix.staging import current_place
 
@@ -23,8 +23,6 @@ LOOKED_AT = (
     "kv_cache_map", "kv_cache_manager_py_config", "kv_connector_manager", "is_draft", "tokens_per_block", "_stream",
     "impl.layer_grouping", "impl.pool_group_descs",
 )  # fmt: skip
-OF_TREES = ("eagle_choices", "use_dynamic_tree")
-DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
 
 
 def reasons(manager: Any) -> Iterator[str]:
@@ -49,21 +47,6 @@ def reasons(manager: Any) -> Iterator[str]:
         pools = len(pool_group(manager, group).pools)
         if pools != 1:
             yield f"blocks of layer group {group} lie in {pools} pools; one is watched. Usual cause: an FP4 cache"
-
-
-def reasons_of_drafts(manager: Any, config: Any) -> Iterator[str]:
-    """The same, of the engine's speculative decoding."""
-    if not hasattr(manager, "max_draft_len"):
-        yield "the cache of this build has no max_draft_len, which says whether blocks are given back"
-    uses_one_engine = getattr(getattr(config, "spec_dec_mode", None), "use_one_engine", lambda: True)
-    if uses_one_engine():
-        yield DRAFT_LAYERS
-    longest, total, at_once = (
-        int(getattr(config, name, 0) or 0)
-        for name in ("max_draft_len", "max_total_draft_tokens", "tokens_per_gen_step")
-    )
-    if max(total, at_once - 1) > longest or any(getattr(config, name, None) for name in OF_TREES):
-        yield "accepted drafts of a tree are moved together, also in blocks of requests that have ended"
 
 
 def pool_group(manager: Any, group: int) -> Any:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Method: TypeAlias = Callable[..., Any]
 Find: TypeAlias = Callable[[Any], Any]  # what hears a manager, or None
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
+OF_TREES = ("eagle_choices", "use_dynamic_tree")
+DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,21 @@ def _has(manager: Any, dotted: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def reasons_of_drafts(manager: Any, config: Any) -> Iterator[str]:
+    """Why speculative decoding of this engine cannot be followed; none if it can."""
+    if not hasattr(manager, "max_draft_len"):
+        yield "the cache of this build has no max_draft_len, which says whether blocks are given back"
+    uses_one_engine = getattr(getattr(config, "spec_dec_mode", None), "use_one_engine", lambda: True)
+    if uses_one_engine():
+        yield DRAFT_LAYERS
+    longest, total, at_once = (
+        int(getattr(config, name, 0) or 0)
+        for name in ("max_draft_len", "max_total_draft_tokens", "tokens_per_gen_step")
+    )
+    if max(total, at_once - 1) > longest or any(getattr(config, name, None) for name in OF_TREES):
+        yield "accepted drafts of a tree are moved together, also in blocks of requests that have ended"
 
 
 def watcher_of(watchable: Watchable, active: "Activation", manager: Any) -> Any:
