@@ -46,6 +46,20 @@ def hazards_open(settings: Settings, manager: Manager) -> list[str]:
     return [fix.hazard for fix in mine if settings.fixes.of(fix.id) in ("off", "observe")]
 
 
+def begun(
+    device: Device, stream: int, pools: Sequence[Pool], tokens_per_block: int, settings: Settings, manager: Manager, *,
+    one_of: int = 1, knows_all: bool = True,
+) -> Canary:  # fmt: skip
+    """`one_of`: so many canaries share what is looked at in a step."""
+    canary = Canary(
+        device, stream, pools, tokens_per_block, max(1, settings.canary_blocks_per_step // one_of),
+        fixes_off(settings), hazards_open(settings, manager), knows_all=knows_all,
+    )  # fmt: skip
+    serving.add(canary)
+    refresh(canary)
+    return canary
+
+
 class Order:
     """Looks are behind the model and in front of it, whether it runs on the stream that upstream has named, where they
     are, or on the one that is current."""
@@ -84,12 +98,7 @@ class WatchedCache:
             Pool(address, shape.slot_bytes, shape.layers)
             for address, shape in zip(addresses, layout.pools, strict=True)
         ]
-        self.canary = Canary(
-            device, layout.stream, pools, layout.tokens_per_block,
-            settings.canary_blocks_per_step, fixes_off(settings), hazards_open(settings, "V1"),
-        )  # fmt: skip
-        serving.add(self.canary)
-        refresh(self.canary)
+        self.canary = begun(device, layout.stream, pools, layout.tokens_per_block, settings, "V1")
         self._layout, self._books, self._size = layout, books, layout.tokens_per_block
         self._order = Order(device, layout.stream)
         self._told: dict[int, int] = {}  # leading positions of each request that are filled

@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 
 from trtllm_kvfix.canary.canary import Canary, Pool, guarded
-from trtllm_kvfix.canary.here import serving
 from trtllm_kvfix.managers.tensors import on_cpu
-from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open
+from trtllm_kvfix.managers.watched import Order, begun
 from trtllm_kvfix.managers.watched_v2 import drafts_of, filled_of
-from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import current_place
 
@@ -225,13 +223,12 @@ class WatchedV1:
             one = self._holders[request_id]
             if further:
                 one.blocks += len(further)
-                self._hold(further)
                 got.append((request_id, 0, 0, further))
                 if not self._drafts:
                     self._filling.setdefault(self._step + AHEAD_MAX, []).append(request_id)
             self._rests(request_id, one, self._step + max(1, len(further) * self._size - failed))
         if got:
-            self.canary.went_on(got)
+            self.canary.went_on(got, not self._knows_all)
 
     def _further(self, request_id: int) -> list[int]:
         """The slot that it has got since it was last asked, if any."""
@@ -281,10 +278,6 @@ def pool_of(manager: Any) -> Pool:
 
 def watch(manager: Any, settings: Settings, *, knows_all: bool) -> WatchedV1:
     device, stream = current_place().device, int(manager._stream.cuda_stream)
-    canary = Canary(
-        device, stream, [pool_of(manager)], int(manager.tokens_per_block), settings.canary_blocks_per_step,
-        fixes_off(settings), hazards_open(settings, "V1"), knows_all=knows_all,
-    )  # fmt: skip
-    serving.add(canary)
-    refresh(canary)
+    pools, tokens_per_block = [pool_of(manager)], int(manager.tokens_per_block)
+    canary = begun(device, stream, pools, tokens_per_block, settings, "V1", knows_all=knows_all)
     return WatchedV1(manager, Order(device, stream), canary, knows_all=knows_all)

@@ -25,11 +25,9 @@ import numpy as np
 
 from trtllm_kvfix.canary.canary import Canary, Pool, guarded
 from trtllm_kvfix.canary.fills import NOWHERE
-from trtllm_kvfix.canary.here import serving
 from trtllm_kvfix.log import described
 from trtllm_kvfix.managers.upstream_v2 import pool_group
-from trtllm_kvfix.managers.watched import Order, fixes_off, hazards_open
-from trtllm_kvfix.metrics.counting import refresh
+from trtllm_kvfix.managers.watched import Order, begun
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.settings import Settings
 
@@ -473,13 +471,10 @@ def watch(manager: Any, settings: Settings, device: Device, *, knows_all: bool) 
     grouping = manager.impl.layer_grouping
     groups = []
     for number, layers in enumerate(grouping):
-        canary = Canary(
-            device, stream, [pool_of(manager, number)], int(manager.tokens_per_block),
-            max(1, settings.canary_blocks_per_step // len(grouping)), fixes_off(settings),
-            hazards_open(settings, "V2"), knows_all=knows_all,
+        canary = begun(
+            device, stream, [pool_of(manager, number)], int(manager.tokens_per_block), settings, "V2",
+            one_of=len(grouping), knows_all=knows_all,
         )  # fmt: skip
-        serving.add(canary)
-        refresh(canary)
         slides = any(config.layers[layer].sliding_window_size is not None for layer in layers)
         groups.append(WatchedGroup(number, canary, slides=slides, knows_all=knows_all))
     return WatchedV2(manager, Order(device, stream), groups, knows_all=knows_all)
