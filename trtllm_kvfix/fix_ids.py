@@ -8,6 +8,7 @@ FIX_IDS = (
     "staged-offsets-v2",
     "computed-blocks",
     "connector-prefixes",
+    "partial-copies",
     "batched-admission",
     "token-budget",
     "concurrent-pins",

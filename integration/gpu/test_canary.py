@@ -64,7 +64,7 @@ def test_beside_a_v1_manager_it_is_silent(variant: str, has_host: bool, monkeypa
     monkeypatch.setenv("STANDIN_DEVICE", "torch")
     with watched_v1(variant, has_host=has_host) as traffic:
         traffic.run(V1_STEPS)
-        is_silent(traffic, has_host=has_host)
+        is_silent(traffic)
         assert traffic.report.blocks_taken > V1_STEPS and traffic.contents.reads > V1_STEPS
 
 

@@ -33,12 +33,13 @@ TIMEOUT_S = 60
 NEEDED = {
     "offsets-v1": "A S B2 C",
     "chunks-shared": "S B2 C D",
+    "partial-copies": "S B2",
     "admission-order": "S B2",
     "budget": "C D",
     "inputs": "S B2 C",
     "graph-tables": "N",
 }
-FIXED = {"offsets-v1": "D", "admission-order": "C D"}
+FIXED = {"offsets-v1": "D", "partial-copies": "C D", "admission-order": "C D"}
 CASES = [
     (era, name, state)
     for state, eras_by_name in (("needed", NEEDED), ("fixed-upstream", FIXED))
@@ -117,14 +118,17 @@ def rig(root: Path, era: str) -> Iterator[late.LateDevice]:
         vars(sys.modules[f"{EXECUTOR}.llm_request"])[
             "LlmRequest"
         ].py_beam_width = 1  # the excerpt is older than its use
-        blocks: list[int] = []
+        blocks: list[tuple[int, int]] = []
 
-        def config(count: int, reuse: bool) -> Any:
-            blocks.append(count)
-            return provided.KvCacheConfig(enable_block_reuse=reuse, max_attention_window=None)
+        def config(*, tokens_per_block: int, max_tokens: int, enable_block_reuse: bool, **more: Any) -> Any:
+            host_cache_size = more.get("host_cache_size", 0)
+            blocks.append((max_tokens // tokens_per_block, 1 if host_cache_size else 0))  # no scenario wants more
+            return provided.KvCacheConfig(
+                enable_block_reuse=enable_block_reuse, max_attention_window=None, host_cache_size=host_cache_size
+            )
 
         def calculate_max_num_blocks(*_: Any, **__: Any) -> tuple[int, int]:
-            return blocks[-1], 0
+            return blocks[-1]
 
         def sampling_config(*_: Any) -> Any:
             return bound.SamplingConfig(1)
@@ -134,7 +138,7 @@ def rig(root: Path, era: str) -> Iterator[late.LateDevice]:
 
         def init(manager: Any, config: Any, kind: Any, **given: Any) -> None:
             """The rig's constructor, where the tree has none that works here."""
-            windows = {given["max_seq_len"]: (blocks[-1], 0)}
+            windows = {given["max_seq_len"]: blocks[-1]}
             given["num_kv_heads"] = [given["num_kv_heads"]] * given["num_layers"]
             made(manager, config, kind, **OURS | {"bound": bound.KVCacheManager, "blocks_per_window": windows} | given)
             manager.num_attention_op_pools = manager.num_pools

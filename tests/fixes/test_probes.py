@@ -98,6 +98,8 @@ MANGLED = [
     ("connector-prefixes", "F", replaced(V2, "KVCacheManagerV2.prepare_context_cache")),
     ("connector-prefixes", "F", without(V2, "KVCacheManagerV2._stale_block_range")),
     ("connector-prefixes", "F", without(V2, "KVCacheManagerV2.probe_context_reuse")),
+    ("partial-copies", "B", replaced(RESOURCES, "KVCacheManager.__init__")),
+    ("partial-copies", "B", without(BINDINGS, "KVCacheManager.add_sequence")),
     ("batched-admission", "B", replaced(RESOURCES, "ResourceManager.prepare_resources")),
     ("batched-admission", "B", without(BINDINGS, "KVCacheManager.add_sequence")),
     ("batched-admission", "B", replaced(BINDINGS, "KVCacheManager.find_new_context_block")),

@@ -104,6 +104,7 @@ RUN = (
 UPSTREAM_SINCE = {
     "staged-offsets-v1": ("1.3.0rc21",),
     "computed-blocks": ("1.2.1", "1.3.0rc5.post2", "1.3.0rc11"),
+    "partial-copies": ("1.3.0rc13",),
     "batched-admission": ("1.3.0rc13",),
     "concurrent-pins": ("1.3.0rc21",),
     "input-copy-fence": ("1.3.0rc15",),
@@ -136,7 +137,7 @@ def _hits(run: Run, manager: Manager) -> str:
     if manager == "V2" and all(probed(name)[1]["staged-offsets-v2"] == "not-applicable" for name in variants):
         return "not there"
     hits = {}
-    for fix in sorted(ALL, key=lambda fix: fix.hazard):
+    for fix in sorted(ALL, key=lambda fix: int(fix.hazard[1:])):
         needed = fix.only_for in (None, manager) and any(probed(name)[1][fix.id] == "needed" for name in variants)
         if fix.only_for == manager and fix.id in IN_N and "N" in named:
             hits[fix.hazard] = f"{fix.hazard} with a connector"

@@ -4,7 +4,7 @@
     python -m tools.docs.pictures --record   # runs `verify` and `demo` on the simulated device once more
 
 Timelines were measured, so they are drawn from a record: drawing them again gives the same files. H3 is what the block
-manager decides, asked for each time. H4, H6, H10 and H13 explain, and nothing in them was measured.
+manager decides, asked for each time. H4, H6, H10, H13 and H17 explain, and nothing in them was measured.
 """
 
 import json
@@ -152,6 +152,20 @@ def ephemeral_source() -> str:
     )
 
 
+def lost_match() -> str:
+    """Where the blocks are."""
+    return sketch(
+        "H17: a match in part is overwritten before it is copied",
+        "A prompt matches half of block 0, which is on the host, and no block of the GPU is free",
+        {
+            "books": [(140, 330, "call", "find: block 0"), (350, 560, "call", "make room: move block 5")],
+            "host": [(140, 450, "right", "block 0"), (460, 860, "overwrite", "block 5, in the slot of block 0")],
+            "GPU": [(140, 560, "pending", "block 5"), (580, 860, "wrong", "the prompt's block: as block 5 left it")],
+        },
+        "Right: block 0 is held from the time when it is found. With partial-copies it is not reused.",
+    )
+
+
 def all_pictures(recorded: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in CASES:
         yield name, of_case(CaseOutcome.model_validate(recorded[name]))
@@ -163,6 +177,7 @@ def all_pictures(recorded: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "h6": two_agents,
         "h10": torn_launch,
         "h13": ephemeral_source,
+        "h17": lost_match,
     }
     for name, draw in made.items():
         yield name, draw()

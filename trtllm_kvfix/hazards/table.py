@@ -20,6 +20,7 @@ ROOMS = (
     "h9_graph_inputs",
     "h10_step_prologue_trim",
     "h13_ephemeral_sources",
+    "h17_partial_copies",
 )
 
 

@@ -116,14 +116,20 @@ def gives_each_rank_a_scheduler() -> bool:
 
 
 def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
-    """Only 1.1 copies the beginnings of blocks on a stream that no other waits for, not even the forward's."""
-    if "tensorrt_llm" not in sys.modules or Upstream().variant() != "A":
+    """Only 1.1 copies the beginnings of blocks on a stream that no other waits for, not even the forward's. The fix
+    `partial-copies` makes managers that copy none."""
+    upstream = Upstream()
+    if "tensorrt_llm" not in sys.modules or upstream.variant() != "A":
+        return
+    make = upstream.attribute(RESOURCE_MANAGER, "KVCacheManager.__init__")
+    if getattr(make, "__kvfix_fix__", None) == "partial-copies":
         return
     partial = getattr(kv_cache_config, "enable_partial_reuse", True)
     if partial and getattr(kv_cache_config, "copy_on_partial_reuse", True):
         log.warning(
-            "this TensorRT-LLM copies blocks that are reused in part while others read and load them: set "
-            "kv_cache_config.copy_on_partial_reuse to false (docs/offload.md, Limits)"
+            "this TensorRT-LLM copies blocks that are reused in part while others read and load them: switch "
+            "kvfix.fixes.partial-copies on, or set kv_cache_config.copy_on_partial_reuse to "
+            "false (docs/offload.md, Limits)"
         )
 
 

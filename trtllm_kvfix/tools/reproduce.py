@@ -31,8 +31,8 @@ IDS = tuple(hazard.id for hazard in table.HAZARDS)
 def reproduce(which: str | None, script: bool) -> None:
     """Show a hazard on what is installed here, by a script of at most 160 lines that does not know this package.
 
-    HAZARD is H1 to H10, or H13; without it, the command lists them. No script needs a model. Most need a GPU, torch and
-    TensorRT-LLM; its first lines say what a script needs, what it shows, and what its control is.
+    HAZARD is H1 to H10, H13 or H17; without it, the command lists them. No script needs a model. Most need a GPU, torch
+    and TensorRT-LLM; its first lines say what a script needs, what it shows, and what its control is.
 
     The exit code is the script's: 1 if the hazard shows, 0 if it does not, 2 if it cannot be tested here, because
     something is missing or fails, or the control is wrong.

@@ -132,7 +132,7 @@ def test_a_checkout_is_hit_whatever_runs_here(v2: Path) -> None:
 )
 def test_what_is_off_or_only_observed_is_not_called_fixed(options: tuple[str, ...], standing: str, advice: str) -> None:
     verdict, lines, _ = doctor(STANDIN, "B", launcher=(*RUN[:-1], *options, "--"))
-    assert verdict.startswith(f"{standing}default manager V1, hit by H1, H3, H7 and H8; ")
+    assert verdict.startswith(f"{standing}default manager V1, hit by H1, H3, H7, H8 and H17; ")
     assert any(line.startswith(f"  {advice}") for line in lines)
 
 

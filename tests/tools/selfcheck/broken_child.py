@@ -45,6 +45,7 @@ WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
     "computed-blocks": ("fixes.computed_blocks.fix.ComputedBlocks.storing", as_it_was),
     "connector-prefixes behind a match": ("fixes.connector_prefixes.fix.first_passed", nothing),
     "connector-prefixes in a block": ("fixes.connector_prefixes.fix.WrittenPages.preparing", as_it_was),
+    "partial-copies": ("fixes.partial_copies.fix.UncopiedMatches.making", as_it_was),
     "batched-admission": ("fixes.batched_admission.fix.line_up", nothing),
     "token-budget": ("fixes.token_budget.fix.plan", planned_as_it_stands),
     "concurrent-pins": ("fixes.concurrent_pins.fix.Turns.guarded", as_it_was),

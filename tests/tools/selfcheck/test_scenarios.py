@@ -91,6 +91,8 @@ def fix_of(scenario: Scenario) -> Fix:
         ("computed-blocks", "chunks-shared", "B"),
         ("connector-prefixes behind a match", "prefix-passes", "F"),
         ("connector-prefixes in a block", "prefix-passes-part", "F"),
+        ("partial-copies", "partial-copies", "A"),
+        ("partial-copies", "partial-copies", "B2"),
         ("batched-admission", "admission-order", "B2"),
         ("token-budget", "budget", "B2"),
         ("token-budget", "budget", "C"),

@@ -71,7 +71,7 @@ def verdict(report: Mapping[str, Any]) -> str:
 
 def _hits(overlay: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     hits = [fix for fix in overlay["fixes"] if fix["state"] == State.NEEDED.value and fix["matters"]]
-    return sorted(hits, key=lambda fix: str(fix["hazard"]))
+    return sorted(hits, key=lambda fix: int(fix["hazard"][1:]))
 
 
 def _lacking(overlay: Mapping[str, Any], lack: Lack) -> list[str]:
