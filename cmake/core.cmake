@@ -2,6 +2,7 @@ file(GLOB KVFIX_CORE_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cpp/core/*.
 add_library(kvfix_core STATIC ${KVFIX_CORE_SOURCES})
 target_include_directories(kvfix_core PUBLIC ${PROJECT_SOURCE_DIR}/cpp)
 target_link_libraries(kvfix_core PUBLIC kvfix_process)
+kvfix_precompile_library(kvfix_core)
 
 if(NOT KVFIX_SANITIZE AND NOT KVFIX_BUILD_FUZZ)
   include(CheckIPOSupported)

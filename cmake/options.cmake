@@ -9,7 +9,7 @@ target_compile_definitions(kvfix_options INTERFACE
 
 if(KVFIX_SANITIZE)
   target_compile_options(kvfix_options INTERFACE
-    -fsanitize=${KVFIX_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    -fsanitize=${KVFIX_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(kvfix_options INTERFACE -fsanitize=${KVFIX_SANITIZE})
 endif()
 

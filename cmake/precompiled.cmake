@@ -11,3 +11,17 @@ function(kvfix_precompile program)
   # ccache cannot tell such builds apart otherwise.
   target_compile_options(${program} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endfunction()
+
+# The same for our libraries, in builds for tests and fuzzing. A user's build stays without.
+function(kvfix_precompile_library library)
+  if(NOT KVFIX_BUILD_TESTS AND NOT KVFIX_BUILD_FUZZ)
+    return()
+  endif()
+  if(library STREQUAL "kvfix_core")
+    target_precompile_headers(kvfix_core PRIVATE <algorithm> <array> <deque> <map> <memory> <mutex> <optional> <span>
+      <stdexcept> <string> <string_view> <unordered_map> <utility> <vector>)
+  else()
+    target_precompile_headers(${library} REUSE_FROM kvfix_core)
+  endif()
+  target_compile_options(${library} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endfunction()
