@@ -167,9 +167,9 @@ CASES = [
 ]
 
 
-def compiled(folder: Path, sources: Sequence[Path], *flags: str) -> Path:
+def compiled(folder: Path, sources: Sequence[Path], *flags: str, by: str = "") -> Path:
     program = folder / "programs"
-    command = [compiler(), "-std=c++20", "-w", *flags, "-o", str(program)]
+    command = [by or compiler(), "-std=c++20", "-w", *flags, "-o", str(program)]
     subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread"], check=True)
     return program
 
@@ -346,6 +346,34 @@ def test_a_program_with_a_sanitizer_runs(
         processes = harmless([str(program), name], quiet, seen_in(tmp_path))
         assert len(processes) == TIMES
         assert all(process.numbers["guarded"] for process in processes)
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "undefined", "thread"])
+def test_a_program_is_watched_through_a_sanitizer_of_clang(
+    environ: dict[str, str], tmp_path: Path, sanitizer: str
+) -> None:
+    """clang links the sanitizer into the program, where its functions stand before ours, and pass calls on to them."""
+    clang = shutil.which("clang++") or pytest.skip("no clang")
+    program = compiled(
+        tmp_path, [SOURCE, SOURCE.with_name("programs_of_signals.cc")], f"-fsanitize={sanitizer}", by=clang
+    )
+    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=0"}
+    for name in ("blocked_recv", "calls_beside_pinned_memory", "handler_that_touches_pinned_memory"):
+        processes = harmless([str(program), name], quiet, seen_in(tmp_path))
+        assert [process.refused for process in processes if process.refused] == []
+        assert all(process.numbers["guarded"] for process in processes)
+
+
+# It makes calls of its own instead of passing them on to us.
+def test_nothing_is_protected_where_calls_go_past_us(environ: dict[str, str], tmp_path: Path) -> None:
+    source = tmp_path / "own_read.cc"
+    source.write_text("""#include <sys/syscall.h>
+#include <unistd.h>
+ssize_t read(int file, void* to, size_t bytes) { return syscall(SYS_read, file, to, bytes); }
+""")
+    program = compiled(tmp_path, [SOURCE, source], "-rdynamic")
+    for process in harmless([str(program), "blocked_read"], environ, seen_in(tmp_path)):
+        assert "LD_PRELOAD" in (process.refused or "")
 
 
 def test_a_handler_takes_no_lock_that_calls_the_kernel_itself(environ: dict[str, str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 // - a thread that blocked these signals would be killed by its first touch: they stay unblocked;
 // - who started a thread is noted, because workers without Python touch memory on behalf of one that has it.
 #include <dlfcn.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -72,14 +73,15 @@ void* started(void* raw) {
 }  // namespace
 
 bool in_front() {
-    static const char here = 0;
-    Dl_info ours{};
-    Dl_info found{};
-    dladdr(&here, &ours);
-    const auto is_ours = [&](const char* name) {
-        return dladdr(dlsym(RTLD_DEFAULT, name), &found) != 0 && found.dli_fbase == ours.dli_fbase;
+    const auto comes_to_us = [](const char* name, auto* function, auto... arguments) {
+        came_to_us = false;
+        reinterpret_cast<decltype(function)>(dlsym(RTLD_DEFAULT, name))(arguments...);
+        return came_to_us;
     };
-    return is_ours("read") && is_ours("poll") && is_ours("sigaction") && is_ours("pthread_sigmask");
+    struct sigaction action{};
+    return comes_to_us("read", ::read, -1, nullptr, std::size_t{0}) && comes_to_us("poll", ::poll, nullptr, 0, 0) &&
+           comes_to_us("sigaction", ::sigaction, SIGUSR1, nullptr, &action) &&
+           comes_to_us("pthread_sigmask", ::pthread_sigmask, SIG_BLOCK, nullptr, nullptr);
 }
 
 }  // namespace hostrace

@@ -13,8 +13,12 @@
 
 namespace hostrace {
 
-// Whether the program calls ours. The driver loads the library wherever it is named; only a preload puts it in front.
+// Whether the program's calls come to ours. The driver loads the library wherever it is named; only a preload puts it in
+// front. What stands before it, as what a sanitizer of clang links into the program does, has to pass calls on to it.
 bool in_front();
+
+// A call of this thread came to ours.
+[[gnu::tls_model("initial-exec")]] inline constinit thread_local bool came_to_us = false;
 
 // In the place of a function that this C library does not have: programs look for such at run time, and find ours.
 inline long missing() {
@@ -29,6 +33,7 @@ class Next {
     constexpr explicit Next(const char* name) : name_(name) {}
     template <typename... Args>
     auto operator()(Args... args) {
+        came_to_us = true;
         return reinterpret_cast<F*>(find())(args...);
     }
     void* find() {
