@@ -86,6 +86,9 @@ bool retry(Thread& thread, std::uintptr_t address) {
 
 // True where the instruction may be tried again.
 bool resolve(std::uintptr_t address, ucontext_t& context) {
+    if (ended_in_child()) {
+        return true;
+    }
     Watcher* watch = watcher();
     if (watch == nullptr) {
         return false;
