@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <span>
 
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
@@ -115,5 +116,18 @@ HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attr
 namespace {
 
 [[gnu::constructor]] void free_the_first_thread() { static_cast<void>(self()); }
+
+// The linker knows where the section begins and ends.
+extern AnyNext first_next[] __asm__("__start_hostrace_next");
+extern AnyNext end_of_next[] __asm__("__stop_hostrace_next");
+
+[[gnu::constructor]] void find_all_next() {
+    const auto place = [](const AnyNext* next) { return reinterpret_cast<std::uintptr_t>(next); };
+    const std::size_t count = (place(end_of_next) - place(first_next)) / sizeof(AnyNext);
+    for (AnyNext& next : std::span(first_next, count)) {
+        next.find();
+    }
+    dlerror();  // what is missing is no error of the program's
+}
 
 }  // namespace

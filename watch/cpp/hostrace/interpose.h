@@ -26,16 +26,11 @@ inline long missing() {
     return -1;
 }
 
-// The next definition of a function, looked up at its first call.
-template <typename F>
-class Next {
+// The next definition of a function. All are looked up when the library is loaded: a look-up later would take the dynamic
+// linker's lock, which a thread may have had when the process was forked, and what the program has not yet asked dlerror.
+class AnyNext {
   public:
-    constexpr explicit Next(const char* name) : name_(name) {}
-    template <typename... Args>
-    auto operator()(Args... args) {
-        came_to_us = true;
-        return reinterpret_cast<F*>(find())(args...);
-    }
+    constexpr explicit AnyNext(const char* name) : name_(name) {}
     void* find() {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {
@@ -51,9 +46,22 @@ class Next {
     std::atomic<void*> found_{nullptr};
 };
 
+template <typename F>
+class Next : public AnyNext {
+  public:
+    using AnyNext::AnyNext;
+    template <typename... Args>
+    auto operator()(Args... args) {
+        came_to_us = true;
+        return reinterpret_cast<F*>(find())(args...);
+    }
+};
+
 }  // namespace hostrace
 
-#define HOSTRACE_NEXT(function) constinit Next<decltype(::function)> next_##function(#function)
+// Each of them stands in a section of its own, where they are found when the library is loaded.
+#define HOSTRACE_FOUND_AT_START [[gnu::section("hostrace_next")]] constinit
+#define HOSTRACE_NEXT(function) HOSTRACE_FOUND_AT_START Next<decltype(::function)> next_##function(#function)
 
 namespace hostrace {
 
