@@ -61,6 +61,7 @@ CASES = [
     "calls_that_the_program_answers",
     "calls_that_the_program_answers_by_a_raw_call",
     "calls_that_the_program_answers_by_number",
+    "child_of_vfork_that_sets_signals",
     "child_without_pinned_memory",
     "children_of_every_kind",
     "children_that_no_handler_of_forks_sees",

@@ -44,8 +44,11 @@ int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
         *before = told;
     }
     if (set != nullptr) {
-        thread.blocked = how == SIG_UNBLOCK ? was & ~mask.bits : mask.bits | (how == SIG_BLOCK ? was : 0);
-        send_what_waited();
+        const std::uint64_t blocked = how == SIG_UNBLOCK ? was & ~mask.bits : mask.bits | (how == SIG_BLOCK ? was : 0);
+        if (blocked != was && !in_child_of_vfork()) {
+            thread.blocked = blocked;
+            send_what_waited();
+        }
     }
     return result;
 }

@@ -23,15 +23,16 @@ constexpr std::uint64_t kHoldStepNs = 20'000;
 std::atomic<Watcher*> the_watcher{nullptr};
 std::atomic<const char*> why_nothing{nullptr};
 
-// What says that this is the process of the watcher. Linux empties it in each child, however it was made: _Fork and calls
-// by number run no handlers of forks.
-std::atomic<char> in_any_process{1};
-std::atomic<char>* in_this_process = &in_any_process;
+// The process of the watcher. Linux empties it in each child with memory of its own, however that was made: _Fork and
+// calls by number run no handlers of forks.
+constexpr int kUnknown = -1;
+std::atomic<int> of_any_process{kUnknown};
+std::atomic<int>* process = &of_any_process;
 
 void mark_this_process() {
     void* const page = mmap(nullptr, kPageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page != MAP_FAILED && madvise(page, kPageSize, MADV_WIPEONFORK) == 0) {
-        in_this_process = new (page) std::atomic<char>{1};
+        process = new (page) std::atomic<int>{getpid()};
     }
 }
 
@@ -70,12 +71,16 @@ void set_watcher(Watcher* started) {
 }
 
 bool ended_in_child() {
-    if (the_watcher.load(std::memory_order_acquire) == nullptr ||
-        in_this_process->load(std::memory_order_relaxed) != 0) {
+    if (the_watcher.load(std::memory_order_acquire) == nullptr || process->load(std::memory_order_relaxed) != 0) {
         return false;
     }
     end_in_child();
     return true;
+}
+
+bool in_child_of_vfork() {
+    const int its = watcher() == nullptr ? kUnknown : process->load(std::memory_order_relaxed);
+    return its != kUnknown && its != to_linux(SYS_getpid);
 }
 
 void end_in_child() {
