@@ -210,7 +210,8 @@ def test_a_program_does_the_same_under_hostrace(
         pytest.skip("Linux does not hand over such calls")
     processes = harmless([str(programs), name], environ, tmp_path)
     assert [process.refused for process in processes if process.refused] == []
-    assert all(process.numbers["guarded"] for process in processes)
+    assert all(process.numbers["guarded"] or process.left_behind for process in processes)
+    assert any(process.numbers["guarded"] for process in processes)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

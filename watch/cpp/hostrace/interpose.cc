@@ -76,6 +76,10 @@ void* started(void* raw) {
 
 }  // namespace
 
+// The linker knows where the section begins and ends.
+[[gnu::visibility("hidden")]] extern AnyNext first_next[] __asm__("__start_hostrace_next");
+[[gnu::visibility("hidden")]] extern AnyNext end_of_next[] __asm__("__stop_hostrace_next");
+
 bool in_front() {
     const auto comes_to_us = [](const char* name, auto* function, auto... arguments) {
         came_to_us = false;
@@ -83,7 +87,8 @@ bool in_front() {
         return came_to_us;
     };
     struct sigaction action{};
-    return comes_to_us("read", ::read, -1, nullptr, std::size_t{0}) && comes_to_us("poll", ::poll, nullptr, 0, 0) &&
+    return comes_to_us("read", ::read, -1, nullptr, std::size_t{0}) &&
+           comes_to_us("poll", ::poll, nullptr, nfds_t{0}, 0) &&
            comes_to_us("sigaction", ::sigaction, SIGUSR1, nullptr, &action) &&
            comes_to_us("pthread_sigmask", ::pthread_sigmask, SIG_BLOCK, nullptr, nullptr);
 }
@@ -119,10 +124,6 @@ HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attr
 namespace {
 
 [[gnu::constructor]] void free_the_first_thread() { static_cast<void>(self()); }
-
-// The linker knows where the section begins and ends.
-extern AnyNext first_next[] __asm__("__start_hostrace_next");
-extern AnyNext end_of_next[] __asm__("__stop_hostrace_next");
 
 [[gnu::constructor]] void find_all_next() {
     const auto place = [](const AnyNext* next) { return reinterpret_cast<std::uintptr_t>(next); };

@@ -25,8 +25,9 @@ int command_parent = 0;  // the parent of the command that hostrace was given
 [[gnu::constructor]] void remember() {
     const char* const given = getenv("HOSTRACE_DIR");
     const char* const parent = getenv("HOSTRACE_PID");
-    if (given != nullptr && std::strlen(given) < folder.size()) {
-        std::strcpy(folder.data(), given);
+    const std::string_view name = given == nullptr ? "" : given;
+    if (name.size() < folder.size()) {
+        name.copy(folder.data(), name.size());
         command_parent = parent == nullptr ? 0 : static_cast<int>(strtol(parent, nullptr, 10));
     }
 }
