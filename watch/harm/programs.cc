@@ -542,6 +542,40 @@ PROGRAM(children_of_every_kind) {
     std::printf("%s", line.data());
     return pclose(out);
 }
+// Handlers of forks do not run in these. A child has pages of its own: what is in use for its parent is not for it.
+extern "C" pid_t _Fork() noexcept __attribute__((weak));
+PROGRAM(children_that_no_handler_of_forks_sees) {
+    Pinned pinned;
+    const auto child = [&](const char* how, pid_t id) {
+        if (id == 0) {
+            pinned.page[2048] = 7;
+            _exit(pinned.page[2048]);
+        }
+        int status = 0;
+        waitpid(id, &status, 0);
+        say(how, WEXITSTATUS(status));
+    };
+    std::fflush(stdout);
+    child("clone", static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)));
+    child("clone", static_cast<pid_t>(raw(SYS_clone, SIGCHLD)));
+    if (_Fork != nullptr) {
+        child("_Fork", _Fork());
+    }
+    return 0;
+}
+
+// dlerror tells of the program's own calls alone.
+PROGRAM(error_that_is_asked_for_late) {
+    const Pinned pinned;
+    dlopen("libnowhere.so", RTLD_NOW);
+    say("access", access("/", R_OK));
+    say("eaccess", eaccess("/", R_OK));
+    say("getgroups", getgroups(0, nullptr) < 0);
+    const char* why = dlerror();
+    std::printf("%s\n", why == nullptr ? "no error" : why);
+    return 0;
+}
+
 PROGRAM(fault_that_the_program_mends) {
     static sigjmp_buf back;
     Pinned pinned;

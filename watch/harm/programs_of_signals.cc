@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <ucontext.h>
 #include <csignal>
 
@@ -134,6 +135,36 @@ PROGRAM(sigpause_with_everything_else_blocked) {
         say("sigpause", result);
         std::printf("wrote %d\n", pinned.page[3]);
         say_mask("after");
+    }
+    return 0;
+}
+
+// The child has its parent's memory, and signals of its own, as Python's subprocess resets them there.
+PROGRAM(child_of_vfork_that_sets_signals) {
+    static std::atomic<int> handled{0};
+    const Pinned pinned;
+    struct sigaction action{};
+    action.sa_handler = [](int) { ++handled; };
+    sigfillset(&action.sa_mask);
+    sigaction(SIGSEGV, &action, nullptr);
+    sigaction(SIGUSR1, &action, nullptr);
+    if (const pid_t child = vfork(); child != 0) {
+        waitpid(child, nullptr, 0);
+    } else {
+        struct sigaction none{};
+        sigset_t all;
+        sigfillset(&all);
+        sigaction(SIGSEGV, &none, nullptr);
+        sigaction(SIGUSR1, &none, nullptr);
+        sigprocmask(SIG_SETMASK, &all, nullptr);
+        _exit(0);
+    }
+    raise(SIGSEGV);
+    raise(SIGUSR1);
+    say("handled", handled);
+    for (const int signal : {SIGSEGV, SIGUSR1}) {
+        sigaction(signal, nullptr, &action);
+        say("blocks", sigismember(&action.sa_mask, SIGTRAP));
     }
     return 0;
 }

@@ -97,6 +97,23 @@ def test_a_command_that_drops_what_loads_us_is_not_taken_for_clean(environ: dict
     assert "0 processes" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("script", "status", "watched"), [("exec", 2, 0), ("", 0, 0), ("$0 -m {} polls_a_flag;", 0, 1)]
+)
+def test_a_program_that_is_started_without_what_loads_us_is_named(
+    environ: dict[str, str], script: str, status: int, watched: int
+) -> None:
+    """In the place of the command, nothing could be watched. Beside others, its name has to do."""
+    known = " ".join(f"{name}={environ[name]}" for name in ("PYTHONPATH", "LD_LIBRARY_PATH"))
+    program = "watch.tests.programs"
+    script = f"{script.format(program)} env -i {known} $0 -m {program} polls_a_flag"
+    command = [*WATCH, "--", "sh", "-c", f"{script}{'' if status else '; exit $?'}", sys.executable]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == status
+    assert f"{sys.executable} was started without LD_PRELOAD and CUDA_INJECTION64_PATH" in done.stderr
+    assert f"watched in {watched} process" in done.stderr
+
+
 def test_a_command_without_cuda_is_no_failure(environ: dict[str, str]) -> None:
     command = [*WATCH, "--", "env", "-u", "CUDA_INJECTION64_PATH", sys.executable, "-c", "print(7)"]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)

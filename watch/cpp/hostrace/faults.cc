@@ -86,6 +86,9 @@ bool retry(Thread& thread, std::uintptr_t address) {
 
 // True where the instruction may be tried again.
 bool resolve(std::uintptr_t address, ucontext_t& context) {
+    if (ended_in_child()) {
+        return true;
+    }
     Watcher* watch = watcher();
     if (watch == nullptr) {
         return false;
@@ -351,13 +354,14 @@ void give_signals_back() {
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
     // Both may lie in pages of ours: they are touched while the lock is free.
     const struct sigaction wanted = action == nullptr ? (struct sigaction){} : *action;
+    const bool sets = action != nullptr && !in_child_of_vfork();
     program.lock.lock_unless_mine();
     const struct sigaction was = programs(signal);
-    if (action != nullptr) {
+    if (sets) {
         programs(signal) = wanted;
     }
     program.lock.unlock();
-    if (action != nullptr) {
+    if (sets) {
         restart_calls_as(wanted, signal);
     }
     if (before != nullptr) {

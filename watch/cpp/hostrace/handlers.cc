@@ -45,6 +45,18 @@ void on_signal(int signal, siginfo_t* info, void* raw) {
     take_blocked(context);
 }
 
+// From now on the kernel calls ours.
+void keep(int signal, std::uint64_t blocked, struct sigaction& action) {
+    Handler& handler = handler_of(signal);
+    handler.blocked.store(blocked, std::memory_order_relaxed);
+    if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) {
+        handler.wants_info.store((action.sa_flags & SA_SIGINFO) != 0, std::memory_order_relaxed);
+        handler.run.store(action.sa_sigaction, std::memory_order_release);
+        action.sa_sigaction = on_signal;
+        action.sa_flags |= SA_SIGINFO;
+    }
+}
+
 // Who stands between the kernel and handlers may block everything in there, as ThreadSanitizer does.
 void keep_ours_open(int signal) {
     KernelAction kernels{};
@@ -95,13 +107,8 @@ HOSTRACE_EXPORT int sigaction(int signal, const struct sigaction* action, struct
         const Masked mask(&action->sa_mask);
         struct sigaction ours = *action;
         ours.sa_mask = *mask.given;
-        Handler& handler = handler_of(signal);
-        handler.blocked.store(mask.bits, std::memory_order_relaxed);
-        if (ours.sa_handler != SIG_DFL && ours.sa_handler != SIG_IGN) {
-            handler.wants_info.store((ours.sa_flags & SA_SIGINFO) != 0, std::memory_order_relaxed);
-            handler.run.store(ours.sa_sigaction, std::memory_order_release);
-            ours.sa_sigaction = on_signal;
-            ours.sa_flags |= SA_SIGINFO;
+        if (!in_child_of_vfork()) {
+            keep(signal, mask.bits, ours);
         }
         result = next_sigaction(signal, &ours, nullptr);
         keep_ours_open(signal);

@@ -64,14 +64,6 @@ void on_call(void* /*user*/, int domain, std::uint32_t id, const void* data) {
     }
 }
 
-void in_child() {
-    if (Watcher* watch = watcher()) {
-        set_watcher(nullptr);
-        watch->report.close_in_child();
-        watch->guard.end_in_child();
-    }
-}
-
 // Other threads run on, some of them in the middle of a callback of ours, or in a fault: the watcher stays.
 void at_end() {
     if (Watcher* watch = watcher()) {
@@ -201,7 +193,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     if (start(*watch)) {
         set_watcher(watch);
         ask_for_raw_calls_of_this_thread();
-        pthread_atfork(nullptr, nullptr, in_child);
+        pthread_atfork(nullptr, nullptr, end_in_child);
         atexit(at_end);
         watch->report.note("watching");
     }

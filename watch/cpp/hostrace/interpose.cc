@@ -3,6 +3,7 @@
 // - a thread that blocked these signals would be killed by its first touch: they stay unblocked;
 // - who started a thread is noted, because workers without Python touch memory on behalf of one that has it.
 #include <dlfcn.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <span>
 
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
@@ -42,8 +44,11 @@ int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
         *before = told;
     }
     if (set != nullptr) {
-        thread.blocked = how == SIG_UNBLOCK ? was & ~mask.bits : mask.bits | (how == SIG_BLOCK ? was : 0);
-        send_what_waited();
+        const std::uint64_t blocked = how == SIG_UNBLOCK ? was & ~mask.bits : mask.bits | (how == SIG_BLOCK ? was : 0);
+        if (blocked != was && !in_child_of_vfork()) {
+            thread.blocked = blocked;
+            send_what_waited();
+        }
     }
     return result;
 }
@@ -71,15 +76,21 @@ void* started(void* raw) {
 
 }  // namespace
 
+// The linker knows where the section begins and ends.
+[[gnu::visibility("hidden")]] extern AnyNext first_next[] __asm__("__start_hostrace_next");
+[[gnu::visibility("hidden")]] extern AnyNext end_of_next[] __asm__("__stop_hostrace_next");
+
 bool in_front() {
-    static const char here = 0;
-    Dl_info ours{};
-    Dl_info found{};
-    dladdr(&here, &ours);
-    const auto is_ours = [&](const char* name) {
-        return dladdr(dlsym(RTLD_DEFAULT, name), &found) != 0 && found.dli_fbase == ours.dli_fbase;
+    const auto comes_to_us = [](const char* name, auto* function, auto... arguments) {
+        came_to_us = false;
+        reinterpret_cast<decltype(function)>(dlsym(RTLD_DEFAULT, name))(arguments...);
+        return came_to_us;
     };
-    return is_ours("read") && is_ours("poll") && is_ours("sigaction") && is_ours("pthread_sigmask");
+    struct sigaction action{};
+    return comes_to_us("read", ::read, -1, nullptr, std::size_t{0}) &&
+           comes_to_us("poll", ::poll, nullptr, nfds_t{0}, 0) &&
+           comes_to_us("sigaction", ::sigaction, SIGUSR1, nullptr, &action) &&
+           comes_to_us("pthread_sigmask", ::pthread_sigmask, SIG_BLOCK, nullptr, nullptr);
 }
 
 }  // namespace hostrace
@@ -113,5 +124,14 @@ HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attr
 namespace {
 
 [[gnu::constructor]] void free_the_first_thread() { static_cast<void>(self()); }
+
+[[gnu::constructor]] void find_all_next() {
+    const auto place = [](const AnyNext* next) { return reinterpret_cast<std::uintptr_t>(next); };
+    const std::size_t count = (place(end_of_next) - place(first_next)) / sizeof(AnyNext);
+    for (AnyNext& next : std::span(first_next, count)) {
+        next.find();
+    }
+    dlerror();  // what is missing is no error of the program's
+}
 
 }  // namespace

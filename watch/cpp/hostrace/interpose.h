@@ -13,8 +13,12 @@
 
 namespace hostrace {
 
-// Whether the program calls ours. The driver loads the library wherever it is named; only a preload puts it in front.
+// Whether the program's calls come to ours. The driver loads the library wherever it is named; only a preload puts it in
+// front. What stands before it, as what a sanitizer of clang links into the program does, has to pass calls on to it.
 bool in_front();
+
+// A call of this thread came to ours.
+[[gnu::tls_model("initial-exec")]] inline constinit thread_local bool came_to_us = false;
 
 // In the place of a function that this C library does not have: programs look for such at run time, and find ours.
 inline long missing() {
@@ -22,15 +26,11 @@ inline long missing() {
     return -1;
 }
 
-// The next definition of a function, looked up at its first call.
-template <typename F>
-class Next {
+// The next definition of a function. All are looked up when the library is loaded: a look-up later would take the dynamic
+// linker's lock, which a thread may have had when the process was forked, and what the program has not yet asked dlerror.
+class AnyNext {
   public:
-    constexpr explicit Next(const char* name) : name_(name) {}
-    template <typename... Args>
-    auto operator()(Args... args) {
-        return reinterpret_cast<F*>(find())(args...);
-    }
+    constexpr explicit AnyNext(const char* name) : name_(name) {}
     void* find() {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {
@@ -46,9 +46,22 @@ class Next {
     std::atomic<void*> found_{nullptr};
 };
 
+template <typename F>
+class Next : public AnyNext {
+  public:
+    using AnyNext::AnyNext;
+    template <typename... Args>
+    auto operator()(Args... args) {
+        came_to_us = true;
+        return reinterpret_cast<F*>(find())(args...);
+    }
+};
+
 }  // namespace hostrace
 
-#define HOSTRACE_NEXT(function) constinit Next<decltype(::function)> next_##function(#function)
+// Each of them stands in a section of its own, where they are found when the library is loaded.
+#define HOSTRACE_FOUND_AT_START [[gnu::section("hostrace_next")]] constinit
+#define HOSTRACE_NEXT(function) HOSTRACE_FOUND_AT_START Next<decltype(::function)> next_##function(#function)
 
 namespace hostrace {
 

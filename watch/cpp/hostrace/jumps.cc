@@ -35,10 +35,10 @@ namespace {
 HOSTRACE_NEXT(getcontext);
 HOSTRACE_NEXT(setcontext);
 HOSTRACE_NEXT(swapcontext);
-constinit Next<void(__jmp_buf_tag*, int)> next_longjmp("longjmp");
-constinit Next<void(__jmp_buf_tag*, int)> next_longjmp_chk("__longjmp_chk");
-constinit Next<int(__jmp_buf_tag*, int)> next_sigsetjmp("__sigsetjmp");
-constinit Next<int(__jmp_buf_tag*)> next_setjmp("setjmp");
+HOSTRACE_FOUND_AT_START Next<void(__jmp_buf_tag*, int)> next_longjmp("longjmp");
+HOSTRACE_FOUND_AT_START Next<void(__jmp_buf_tag*, int)> next_longjmp_chk("__longjmp_chk");
+HOSTRACE_FOUND_AT_START Next<int(__jmp_buf_tag*, int)> next_sigsetjmp("__sigsetjmp");
+HOSTRACE_FOUND_AT_START Next<int(__jmp_buf_tag*)> next_setjmp("setjmp");
 
 // The last words of a mask: the kernel uses the first one alone.
 constexpr std::size_t kWords = sizeof(sigset_t) / sizeof(std::uint64_t);
@@ -95,11 +95,6 @@ void go_to(ucontext_t& context) {
         }
     }
     take_up(blocked);
-}
-
-[[gnu::constructor]] void find_before_a_handler_does() {
-    next_longjmp.find();
-    next_longjmp_chk.find();
 }
 
 }  // namespace

@@ -70,11 +70,11 @@ auto with_open(Call call, const Lock* lock, const Others*... others) {
 using namespace hostrace;
 
 // Ours have names of their own in C++, since the C library's headers declare each in a way of its own.
-#define HOSTRACE_LOCK_OF(result, name, parameters, arguments, ...)     \
-    HOSTRACE_EXPORT result lock_##name parameters __asm__(#name);      \
-    result lock_##name parameters {                                    \
-        static constinit Next<result parameters> next(#name);          \
-        return with_open([&] { return next arguments; }, __VA_ARGS__); \
+#define HOSTRACE_LOCK_OF(result, name, parameters, arguments, ...)          \
+    HOSTRACE_EXPORT result lock_##name parameters __asm__(#name);           \
+    result lock_##name parameters {                                         \
+        HOSTRACE_FOUND_AT_START static Next<result parameters> next(#name); \
+        return with_open([&] { return next arguments; }, __VA_ARGS__);      \
     }
 #define HOSTRACE_LOCK(name, type) HOSTRACE_LOCK_OF(int, name, (type lock), (lock), lock)
 #define HOSTRACE_LOCK_IN_TIME(name, type) \

@@ -106,12 +106,12 @@ MemoryCall::~MemoryCall() {
 
 using namespace hostrace;
 
-#define HOSTRACE_MEMORY(name, number)                                                      \
-    HOSTRACE_EXPORT long memory_##name(long, long, long, long, long, long) __asm__(#name); \
-    long memory_##name(long a, long b, long c, long d, long e, long f) {                   \
-        static constinit Next<long(long, long, long, long, long, long)> next(#name);       \
-        const MemoryCall memory(number, {a, b, c, d, e, f});                               \
-        return next(a, b, c, d, e, f);                                                     \
+#define HOSTRACE_MEMORY(name, number)                                                              \
+    HOSTRACE_EXPORT long memory_##name(long, long, long, long, long, long) __asm__(#name);         \
+    long memory_##name(long a, long b, long c, long d, long e, long f) {                           \
+        HOSTRACE_FOUND_AT_START static Next<long(long, long, long, long, long, long)> next(#name); \
+        const MemoryCall memory(number, {a, b, c, d, e, f});                                       \
+        return next(a, b, c, d, e, f);                                                             \
     }
 HOSTRACE_MEMORY(mprotect, SYS_mprotect)
 HOSTRACE_MEMORY(pkey_mprotect, SYS_pkey_mprotect)

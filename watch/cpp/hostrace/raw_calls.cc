@@ -330,7 +330,7 @@ using namespace hostrace;
 // The program's own calls are handed to nobody, as far as it knows.
 HOSTRACE_EXPORT int given_prctl(int option, long b, long c, long d, long e) __asm__("prctl");
 int given_prctl(int option, long b, long c, long d, long e) {
-    static constinit Next<int(int, long, long, long, long)> next("prctl");
+    HOSTRACE_FOUND_AT_START static Next<int(int, long, long, long, long)> next("prctl");
     closed_in(SYS_prctl, {option, b, c, d, e, 0});
     const Opened opened(b, c, d, e);
     const int result = again([&] { return next(option, b, c, d, e); }, by_errno);

@@ -18,6 +18,7 @@
 
 #include "hostrace/interpose.h"
 #include "hostrace/later.h"
+#include "hostrace/left_behind.h"
 #include "hostrace/masked.h"
 #include "hostrace/settled.h"
 
@@ -60,7 +61,7 @@ msghdr of(const msghdr* message) { return message == nullptr ? msghdr{} : *messa
 #define HOSTRACE_SETTLED_BESIDE(others, result, name, parameters, arguments, access, ...)                            \
     HOSTRACE_EXPORT result settled_##name parameters __asm__(#name);                                                 \
     result settled_##name parameters {                                                                               \
-        static constinit Next<result parameters> next(#name);                                                        \
+        HOSTRACE_FOUND_AT_START static Next<result parameters> next(#name);                                          \
         [[maybe_unused]] const Opened opened{HOSTRACE_LIST others};                                                  \
         const Settled settled(#name, Access::access, __VA_ARGS__);                                                   \
         return again([&] { return next arguments; }, [](auto given) { return by_errno(static_cast<long>(given)); }); \
@@ -140,16 +141,25 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
                  (to, room, size, count, file), write, to, (size * count))
 
 // On x86-64 and aarch64 each of these takes its arguments in the same places, whatever and how many they are.
-#define HOSTRACE_AGAIN(name, refused)                                                                         \
+#define HOSTRACE_AGAIN(name, refused) HOSTRACE_AGAIN_BEHIND(, name, refused)
+#define HOSTRACE_AGAIN_BEHIND(before, name, refused)                                                          \
     HOSTRACE_EXPORT long again_##name(long a, long b, long c, long d, long e, long f, long g) __asm__(#name); \
     long again_##name(long a, long b, long c, long d, long e, long f, long g) {                               \
-        static constinit Next<long(long, long, long, long, long, long, long)> next(#name);                    \
+        HOSTRACE_FOUND_AT_START static Next<long(long, long, long, long, long, long, long)> next(#name);      \
         const Opened opened(a, b, c, d, e, f, g);                                                             \
+        before;                                                                                               \
         return again([&] { return next(a, b, c, d, e, f, g); }, refused);                                     \
     }
 #define AGAIN(name) HOSTRACE_AGAIN(name, by_errno)
 #define NULL_AGAIN(name) HOSTRACE_AGAIN(name, by_null)
 #define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
+// These start the program, with the environment that is given, or with the process's own.
+#define STARTS(name, refused, program, environment)                                                                    \
+    HOSTRACE_AGAIN_BEHIND(                                                                                             \
+        [[maybe_unused]] const long a_shell = reinterpret_cast<long>("/bin/sh");                                       \
+        [[maybe_unused]] const long of_process = reinterpret_cast<long>(environ);                                      \
+        say_if_left_behind(reinterpret_cast<const char*>(program), reinterpret_cast<const char* const*>(environment)), \
+        name, refused)
 #include "hostrace/again.def"
 
 // The C library makes calls of its own for these.
@@ -176,7 +186,7 @@ int listed_execle(const char* path, const char* first, ...) {
 #define HOSTRACE_LATER(name)                                                       \
     HOSTRACE_EXPORT int later_##name(aiocb* asked) __asm__(#name);                 \
     int later_##name(aiocb* asked) {                                               \
-        static constinit Next<int(aiocb*)> next(#name);                            \
+        HOSTRACE_FOUND_AT_START static Next<int(aiocb*)> next(#name);              \
         touched_later(const_cast<const void*>(asked->aio_buf), asked->aio_nbytes); \
         return next(asked);                                                        \
     }
@@ -187,7 +197,7 @@ HOSTRACE_LATER(aio_write64)
 #define HOSTRACE_LIST_LATER(name)                                                                               \
     HOSTRACE_EXPORT int later_##name(int mode, aiocb* const* asked, int count, sigevent* event) __asm__(#name); \
     int later_##name(int mode, aiocb* const* asked, int count, sigevent* event) {                               \
-        static constinit Next<int(int, aiocb* const*, int, sigevent*)> next(#name);                             \
+        HOSTRACE_FOUND_AT_START static Next<int(int, aiocb* const*, int, sigevent*)> next(#name);               \
         for (int at = 0; at < count; ++at) {                                                                    \
             if (asked[at] != nullptr) {                                                                         \
                 touched_later(const_cast<const void*>(asked[at]->aio_buf), asked[at]->aio_nbytes);              \
@@ -201,19 +211,19 @@ HOSTRACE_LIST_LATER(lio_listio64)
 // The C library reads and writes files past us, from and into what it is given here.
 HOSTRACE_EXPORT int buffered_setvbuf(FILE* file, char* buffer, int mode, size_t bytes) __asm__("setvbuf");
 int buffered_setvbuf(FILE* file, char* buffer, int mode, size_t bytes) {
-    static constinit Next<int(FILE*, char*, int, size_t)> next("setvbuf");
+    HOSTRACE_FOUND_AT_START static Next<int(FILE*, char*, int, size_t)> next("setvbuf");
     touched_later(buffer, bytes);
     return next(file, buffer, mode, bytes);
 }
 HOSTRACE_EXPORT void buffered_setbuffer(FILE* file, char* buffer, size_t bytes) __asm__("setbuffer");
 void buffered_setbuffer(FILE* file, char* buffer, size_t bytes) {
-    static constinit Next<void(FILE*, char*, size_t)> next("setbuffer");
+    HOSTRACE_FOUND_AT_START static Next<void(FILE*, char*, size_t)> next("setbuffer");
     touched_later(buffer, bytes);
     next(file, buffer, bytes);
 }
 HOSTRACE_EXPORT void buffered_setbuf(FILE* file, char* buffer) __asm__("setbuf");
 void buffered_setbuf(FILE* file, char* buffer) {
-    static constinit Next<void(FILE*, char*)> next("setbuf");
+    HOSTRACE_FOUND_AT_START static Next<void(FILE*, char*)> next("setbuf");
     touched_later(buffer, BUFSIZ);
     next(file, buffer);
 }
@@ -221,7 +231,7 @@ void buffered_setbuf(FILE* file, char* buffer) {
 // It ends the program where the kernel refuses.
 HOSTRACE_EXPORT void settled_arc4random_buf(void* to, size_t bytes) __asm__("arc4random_buf");
 void settled_arc4random_buf(void* to, size_t bytes) {
-    static constinit Next<void(void*, size_t)> next("arc4random_buf");
+    HOSTRACE_FOUND_AT_START static Next<void(void*, size_t)> next("arc4random_buf");
     const Settled settled("arc4random_buf", Access::write, to, bytes);
     if (next.find() == reinterpret_cast<void*>(missing)) {
         for (std::size_t at = 0; at < bytes;) {
@@ -234,13 +244,13 @@ void settled_arc4random_buf(void* to, size_t bytes) {
 }
 
 // The same for those that set a mask while they wait, with our signals out of it (interpose.cc).
-#define HOSTRACE_MASKED(name, parameters, arguments, ...)        \
-    HOSTRACE_EXPORT int masked_##name parameters __asm__(#name); \
-    int masked_##name parameters {                               \
-        static constinit Next<int parameters> next(#name);       \
-        const Masked masked(mask);                               \
-        const Opened opened(__VA_ARGS__);                        \
-        return again([&] { return next arguments; }, by_errno);  \
+#define HOSTRACE_MASKED(name, parameters, arguments, ...)                \
+    HOSTRACE_EXPORT int masked_##name parameters __asm__(#name);         \
+    int masked_##name parameters {                                       \
+        HOSTRACE_FOUND_AT_START static Next<int parameters> next(#name); \
+        const Masked masked(mask);                                       \
+        const Opened opened(__VA_ARGS__);                                \
+        return again([&] { return next arguments; }, by_errno);          \
     }
 HOSTRACE_MASKED(ppoll, (pollfd * files, nfds_t count, const timespec* time, const sigset_t* mask),
                 (files, count, time, masked.given), files, time)

@@ -1,5 +1,6 @@
 #include "hostrace/watcher.h"
 
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <csignal>
@@ -7,7 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 
+#include "hostrace/errno_kept.h"
 #include "hostrace/interpose.h"
 #include "hostrace/libc.h"
 #include "hostrace/thread.h"
@@ -19,6 +22,19 @@ constexpr std::uint64_t kHoldStepNs = 20'000;
 
 std::atomic<Watcher*> the_watcher{nullptr};
 std::atomic<const char*> why_nothing{nullptr};
+
+// The process of the watcher. Linux empties it in each child with memory of its own, however that was made: _Fork and
+// calls by number run no handlers of forks.
+constexpr int kUnknown = -1;
+std::atomic<int> of_any_process{kUnknown};
+std::atomic<int>* process = &of_any_process;
+
+void mark_this_process() {
+    void* const page = mmap(nullptr, kPageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page != MAP_FAILED && madvise(page, kPageSize, MADV_WIPEONFORK) == 0) {
+        process = new (page) std::atomic<int>{getpid()};
+    }
+}
 
 void wait_a_little() {
     const timespec step{0, static_cast<long>(kHoldStepNs)};
@@ -45,8 +61,35 @@ std::uint64_t now_ns() {
     return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-Watcher* watcher() { return the_watcher.load(std::memory_order_acquire); }
-void set_watcher(Watcher* started) { the_watcher.store(started, std::memory_order_release); }
+Watcher* watcher() { return ended_in_child() ? nullptr : the_watcher.load(std::memory_order_acquire); }
+
+void set_watcher(Watcher* started) {
+    if (started != nullptr) {
+        mark_this_process();
+    }
+    the_watcher.store(started, std::memory_order_release);
+}
+
+bool ended_in_child() {
+    if (the_watcher.load(std::memory_order_acquire) == nullptr || process->load(std::memory_order_relaxed) != 0) {
+        return false;
+    }
+    end_in_child();
+    return true;
+}
+
+bool in_child_of_vfork() {
+    const int its = watcher() == nullptr ? kUnknown : process->load(std::memory_order_relaxed);
+    return its != kUnknown && its != to_linux(SYS_getpid);
+}
+
+void end_in_child() {
+    if (Watcher* watch = the_watcher.exchange(nullptr)) {
+        const ErrnoKept of_the_program;
+        watch->report.close_in_child();
+        watch->guard.end_in_child();
+    }
+}
 
 const char* why_nothing_is_protected() { return why_nothing.load(std::memory_order_acquire); }
 

@@ -44,6 +44,12 @@ struct Watcher {
 // Null until the library has been started, and in forked children.
 Watcher* watcher();
 void set_watcher(Watcher* started);
+// A forked child has pages of its own, and finds all of them open from here on.
+void end_in_child();
+// True once, in a child that no handler of forks has told.
+bool ended_in_child();
+// It has its parent's memory, our books among it, and signals of its own: what it sets is not the parent's.
+bool in_child_of_vfork();
 
 // From now on no page is protected: the kernel touches memory for the program past us, and would fail there. What copies
 // read is compared instead. May be called before there is a watcher; the first reason is kept, and noted in the report.

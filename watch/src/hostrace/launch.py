@@ -22,6 +22,7 @@ ENV_GATES = "HOSTRACE_GATES"
 ENV_CUPTI = "HOSTRACE_CUPTI"
 ENV_INJECTION = "CUDA_INJECTION64_PATH"
 ENV_PRELOAD = "LD_PRELOAD"
+ENV_PID = "HOSTRACE_PID"
 ENV_ASAN = "ASAN_OPTIONS"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Starts the driver, and with it the library, to see whether both work.
@@ -80,6 +81,7 @@ def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> 
         ENV_INJECTION: path,
         ENV_PRELOAD: ":".join([path, *preloaded]),
         ENV_FOLDER: str(folder),
+        ENV_PID: str(os.getpid()),
         ENV_CUPTI: ":".join(dict.fromkeys(places)),
         ENV_HOLD_MS: "" if hold_ms is None else str(hold_ms),
         # AddressSanitizer wants to be the first library, and ends the program before it begins. It works as the second.

@@ -139,6 +139,11 @@ class Watched:
     def refused(self) -> str | None:
         return next((note.removeprefix("refused: ") for note in self.notes if note.startswith("refused: ")), None)
 
+    @property
+    def left_behind(self) -> bool:
+        """It started a program without the library, and did nothing else that is known of it."""
+        return bool(self.notes) and all(note.startswith("not watched: ") for note in self.notes)
+
 
 def read(folder: Path) -> list[Watched]:
     return [_process(path) for path in sorted(folder.glob("*.races"), key=lambda path: int(path.stem))]

@@ -67,7 +67,7 @@ class Report:
         notes += [f"{number_of(numbers[name], noun)} {rest}" for name, (noun, rest) in UNSEEN.items() if numbers[name]]
         unique = list(dict.fromkeys(notes + more_notes))
         refused = sum(process.refused is not None for process in processes)
-        watched = len(processes) - refused
+        watched = len(processes) - refused - sum(process.left_behind for process in processes)
         return cls(command, status, held, races, unordered, possible, suppressed, unique, numbers, watched, refused)
 
     @property
