@@ -58,8 +58,8 @@ func copies(number byte) int {
 	bytes := unsafe.Slice((*byte)(page), 4096)
 	file, failed := os.Open("/proc/self/exe")
 	sum := 0
-	for round := range 50 {
-		for at := range 256 {
+	for round := 0; round < 50; round++ {
+		for at := 0; at < 256; at++ {
 			bytes[at] = number
 		}
 		C.sent(memory, page, 256, stream)
@@ -89,7 +89,11 @@ func main() {
 	var group sync.WaitGroup
 	sums := make([]int, 4)
 	for number := range sums {
-		group.Go(func() { sums[number] = copies(byte(number)) })
+		group.Add(1)
+		go func(number int) {
+			defer group.Done()
+			sums[number] = copies(byte(number))
+		}(number)
 	}
 	group.Wait()
 	fmt.Println("sums", sums)
