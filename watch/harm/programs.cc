@@ -850,6 +850,22 @@ PROGRAM(raw_call_into_pinned_memory) {
     say("read", raw_read(pair.ends[0], pinned.page, 4));
     return 0;
 }
+PROGRAM(fault_behind_a_mask_that_a_raw_call_opened) {
+    const Pinned pinned;
+    struct sigaction action{};
+    action.sa_handler = [](int) {
+        constexpr char kSaid[] = "handled\n";
+        _exit(write(1, kSaid, sizeof kSaid - 1) > 0 ? 0 : 1);
+    };
+    sigaction(SIGSEGV, &action, nullptr);
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    raw(SYS_rt_sigprocmask, SIG_UNBLOCK, address(&all), 0, 8);
+    static volatile char* nowhere = nullptr;
+    *nowhere = 1;
+    return 0;
+}
 PROGRAM(raw_calls_of_every_kind) {
     Pinned pinned;
     char* const page = pinned.page;

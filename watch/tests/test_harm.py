@@ -200,6 +200,9 @@ def harmless(
     return processes
 
 
+WITHOUT_CUDA = ("mask_that_is_asked_for",)  # so no process has a report
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_does_the_same_under_hostrace(
     programs: Path, environ: dict[str, str], tmp_path: Path, name: str
@@ -211,7 +214,7 @@ def test_a_program_does_the_same_under_hostrace(
     processes = harmless([str(programs), name], environ, tmp_path)
     assert [process.refused for process in processes if process.refused] == []
     assert all(process.numbers["guarded"] or process.left_behind for process in processes)
-    assert any(process.numbers["guarded"] for process in processes)
+    assert any(process.numbers["guarded"] for process in processes) is (name not in WITHOUT_CUDA)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -248,10 +251,12 @@ def test_a_program_in_go_does_the_same(environ: dict[str, str], tmp_path: Path) 
 
 
 def test_no_page_is_protected_where_there_is_code_of_go(environ: dict[str, str], tmp_path: Path) -> None:
-    """Its calls into the kernel are made on stacks that have no room for a handler."""
+    """Its calls into the kernel are made on stacks that have no room for a handler. So nobody sees what it opens in a
+    mask by such calls."""
     program = compiled(tmp_path, [SOURCE], "-DHARM_NOTE_OF_GO")
-    for process in harmless([str(program), "raw_call_into_pinned_memory"], environ, seen_in(tmp_path)):
-        assert process.numbers["guarded"] and any("code of Go" in note for note in process.notes)
+    for name in ("raw_call_into_pinned_memory", "fault_behind_a_mask_that_a_raw_call_opened"):
+        for process in harmless([str(program), name], environ, seen_in(tmp_path)):
+            assert process.numbers["guarded"] and any("code of Go" in note for note in process.notes)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ struct Program {
 
 Program program;
 std::atomic<std::uint64_t> taken{0};  // signals that come to us
+std::atomic<bool> masks_unseen{false};
 bool stepping_works = true;
 
 std::size_t place_of(int signal) {
@@ -236,13 +237,15 @@ int take_what_waits(std::uint64_t set, siginfo_t* info) {
     return 0;
 }
 
+void masks_change_unseen() { masks_unseen.store(true, std::memory_order_relaxed); }
+
 void chain(int signal, siginfo_t* info, void* context) {
     program.lock.lock_unless_mine();
     struct sigaction action = programs(signal);
     program.lock.unlock();
     const bool by_kernel = info->si_code > 0;
     Thread& thread = self();
-    const bool blocked = (thread.blocked & bit_of(signal)) != 0;
+    const bool blocked = !masks_unseen.load(std::memory_order_relaxed) && (thread.blocked & bit_of(signal)) != 0;
     if (blocked && !by_kernel) {
         wait_until_unblocked(thread, signal, *info);
         return;

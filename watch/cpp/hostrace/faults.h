@@ -35,6 +35,9 @@ void take_blocked(ucontext_t& context);
 bool take_signal(int signal, const struct sigaction& action);
 // It comes to the program from now on, as do all of them.
 void give_signals_back();
+// The program changes masks where we cannot see it, as Go does: its threads begin with all blocked, and open their masks
+// by calls of their own. From now on none of our signals counts as blocked by the program.
+void masks_change_unseen();
 // The program's own handler, or the end that the kernel would have made.
 void chain(int signal, siginfo_t* info, void* context);
 // The program has left a handler of its own, or is about to.

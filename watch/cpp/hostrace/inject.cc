@@ -106,6 +106,7 @@ void keep_raw_calls_from_failing(Watcher& watch) {
     if (!has_code_of_go()) {
         ask_for_raw_calls();
     } else {
+        masks_change_unseen();
         stop_protecting(
             "there is code of Go here, which calls the kernel past the C library: no page is protected, and only "
             "changes of what copies read are seen");
