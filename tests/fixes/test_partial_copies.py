@@ -1,6 +1,7 @@
 """A block that a prompt matches in part is lost before it is copied, or is copied too late (hazard H17)."""
 
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -136,6 +137,14 @@ def test_a_setting_is_given_back_where_a_manager_cannot_be_made() -> None:
     with pytest.raises(MemoryError, match="False"):
         make(None, config)
     assert config.copy_on_partial_reuse is True
+
+
+def test_a_setting_that_cannot_be_changed_ends_no_server() -> None:
+    fuse = Fuse(FIX)
+    frozen = namedtuple("Config", "copy_on_partial_reuse")(True)
+    made: list[Any] = []
+    UncopiedMatches(fuse, lambda _: True).making(lambda _, config: made.append(config))(None, frozen)
+    assert made == [frozen] and fuse.faults == 1
 
 
 def test_an_observer_changes_nothing_and_counts_the_caches_that_it_would_change() -> None:

@@ -43,15 +43,14 @@ class UncopiedMatches:
         """For the manager's constructor."""
 
         def make(manager: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
-            if not self._is_concerned(kv_cache_config):
+            if not self._is_concerned(kv_cache_config) or not self._switches_off(kv_cache_config):
                 original(manager, kv_cache_config, *args, **kwargs)
                 return
             log.info("this cache copies no blocks that match in part: %s is off (H17)", SWITCH)
-            setattr(kv_cache_config, SWITCH, False)  # the user's own, so it gets the switch back
             try:
                 original(manager, kv_cache_config, *args, **kwargs)
             finally:
-                setattr(kv_cache_config, SWITCH, True)
+                setattr(kv_cache_config, SWITCH, True)  # it is the user's own
 
         return make
 
@@ -65,6 +64,15 @@ class UncopiedMatches:
                 self._fuse.in_a_row = 0
                 return concerned
         return bool(getattr(config, SWITCH, False))
+
+    def _switches_off(self, config: Any) -> bool:
+        """A configuration that takes no other value ends no server: the log says that upstream may copy."""
+        try:
+            setattr(config, SWITCH, False)
+        except Exception as error:
+            self._fuse.fault(error)
+            return False
+        return True
 
 
 class ObservedMatches:
