@@ -1,11 +1,10 @@
 """A block that a prompt matches in part is lost before it is copied, or is copied too late (hazard H17)."""
 
 import sys
-from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -24,6 +23,10 @@ from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
 FIX = "partial-copies"
 MARK = 7  # what the block of the beginning holds
+
+
+class Frozen(NamedTuple):
+    copy_on_partial_reuse: bool
 
 
 class Cache(Requests):
@@ -141,7 +144,7 @@ def test_a_setting_is_given_back_where_a_manager_cannot_be_made() -> None:
 
 def test_a_setting_that_cannot_be_changed_ends_no_server() -> None:
     fuse = Fuse(FIX)
-    frozen = namedtuple("Config", "copy_on_partial_reuse")(True)
+    frozen = Frozen(copy_on_partial_reuse=True)
     made: list[Any] = []
     UncopiedMatches(fuse, lambda _: True).making(lambda _, config: made.append(config))(None, frozen)
     assert made == [frozen] and fuse.faults == 1

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -112,6 +113,7 @@ def children_and_pipes(cuda: Driver) -> object:
     small = Small(cuda)
     small.begin()
     small.free[:3] = b"abc"
+    warnings.simplefilter("ignore", DeprecationWarning)  # of threads: Python 3.12 names the process by its number
     child = os.fork()
     if child == 0:
         os._exit(small.free[0])
