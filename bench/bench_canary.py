@@ -165,7 +165,7 @@ class BesideV1:
             max_blocks_per_seq=1,
             _stream=SimpleNamespace(cuda_stream=stream),
         )  # fmt: skip
-        self.watched = watched_v1.watch(manager, Settings(canary="observe"), knows_all=True)
+        self.watched = watched_v1.watch(manager, Settings(canary="observe"), has_host=False)
         for each in served.requests:
             each.context_current_position = 0
         self.hear(SimpleNamespace(context_requests=served.requests, generation_requests=[]))

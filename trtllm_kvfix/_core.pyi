@@ -1906,11 +1906,15 @@ class FillBooks:
     def forget(self, slots: Any) -> None:
         """What they hold may change unheard."""
 
-    def hold(self, slots: Any) -> None:
-        """One more active request has these slots."""
+    def hold(self, slots: Any, numbers: Any = ()) -> None:
+        """
+        One more active request has these slots. numbers: those of its blocks, where they move unheard.
+        """
 
-    def let_go(self, slots: Any) -> None:
-        """One less has them. What none has is forgotten: it may change unheard."""
+    def let_go(self, slots: Any, numbers: Any = ()) -> None:
+        """
+        One less has them. What none has is forgotten, since it may change unheard, or kept by its number.
+        """
 
     def grown(self, request_id: int, slots: Any) -> None:
         """It has got further blocks, which a step or a load will write."""

@@ -199,12 +199,19 @@ void bind_holders(BooksClass& c) {
          "forget", [](FillBooks& self, nb::handle slots) { self.forget(read_integers<Slot>(slots, {"slots"})); },
          "slots"_a, nb::sig("def forget(self, slots: Any) -> None"), "What they hold may change unheard.")
         .def(
-            "hold", [](FillBooks& self, nb::handle slots) { self.hold(read_integers<Slot>(slots, {"slots"})); },
-            "slots"_a, nb::sig("def hold(self, slots: Any) -> None"), "One more active request has these slots.")
+            "hold",
+            [](FillBooks& self, nb::handle slots, nb::handle numbers) {
+                self.hold(read_integers<Slot>(slots, {"slots"}), read_integers<Slot>(numbers, {"numbers"}));
+            },
+            "slots"_a, "numbers"_a = nb::tuple(), nb::sig("def hold(self, slots: Any, numbers: Any = ()) -> None"),
+            "One more active request has these slots. numbers: those of its blocks, where they move unheard.")
         .def(
-            "let_go", [](FillBooks& self, nb::handle slots) { self.let_go(read_integers<Slot>(slots, {"slots"})); },
-            "slots"_a, nb::sig("def let_go(self, slots: Any) -> None"),
-            "One less has them. What none has is forgotten: it may change unheard.");
+            "let_go",
+            [](FillBooks& self, nb::handle slots, nb::handle numbers) {
+                self.let_go(read_integers<Slot>(slots, {"slots"}), read_integers<Slot>(numbers, {"numbers"}));
+            },
+            "slots"_a, "numbers"_a = nb::tuple(), nb::sig("def let_go(self, slots: Any, numbers: Any = ()) -> None"),
+            "One less has them. What none has is forgotten, since it may change unheard, or kept by its number.");
 }
 
 void bind_steps(BooksClass& c) {

@@ -18,6 +18,13 @@ std::uint32_t checked_tokens_per_block(std::uint32_t tokens) {
     return tokens;
 }
 
+void check_numbers(std::span<const Slot> slots, std::span<const Slot> numbers) {
+    if (!numbers.empty() && numbers.size() != slots.size()) {
+        throw std::invalid_argument(std::to_string(slots.size()) + " blocks have " + std::to_string(numbers.size()) +
+                                    " numbers; usual cause: a request got or lost blocks unheard");
+    }
+}
+
 }  // namespace
 
 FillBooks::FillBooks(const BooksConfig& config)
@@ -157,20 +164,27 @@ void FillBooks::forget(std::span<const Slot> slots) {
     }
 }
 
-void FillBooks::hold(std::span<const Slot> slots) {
-    for (const Slot slot : slots) {
-        if (slot != kNowhere) {
-            const std::size_t place = FilledSlots::checked(slot);
-            if (place >= holders_.size()) {
-                holders_.resize(place + 1);
-            }
-            ++holders_[place];
+void FillBooks::hold(std::span<const Slot> slots, std::span<const Slot> numbers) {
+    check_numbers(slots, numbers);
+    for (std::size_t at = 0; at < slots.size(); ++at) {
+        if (slots[at] == kNowhere) {
+            continue;
+        }
+        const std::size_t place = FilledSlots::checked(slots[at]);
+        if (place >= holders_.size()) {
+            holders_.resize(place + 1);
+        }
+        if (holders_[place]++ == 0 && !numbers.empty() && kept_.at(numbers[at]) != kNoFill) {
+            primary_.put(slots[at], kept_.at(numbers[at]));
+            kept_.forget(numbers[at]);
         }
     }
 }
 
-void FillBooks::let_go(std::span<const Slot> slots) {
-    for (const Slot slot : slots) {
+void FillBooks::let_go(std::span<const Slot> slots, std::span<const Slot> numbers) {
+    check_numbers(slots, numbers);
+    for (std::size_t at = 0; at < slots.size(); ++at) {
+        const Slot slot = slots[at];
         if (slot == kNowhere) {
             continue;
         }
@@ -179,9 +193,13 @@ void FillBooks::let_go(std::span<const Slot> slots) {
             throw std::invalid_argument("slot " + std::to_string(slot) +
                                         " is let go, and nobody has it; that somebody got it was not said");
         }
-        if (--holders_[place] == 0) {
-            primary_.forget(slot);
+        if (--holders_[place] != 0) {
+            continue;
         }
+        if (!numbers.empty() && primary_.at(slot) != kNoFill) {
+            kept_.put(numbers[at], primary_.at(slot));
+        }
+        primary_.forget(slot);
     }
 }
 

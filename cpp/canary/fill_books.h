@@ -86,9 +86,9 @@ class FillBooks {
     // What they hold may change unheard.
     void forget(std::span<const Slot> slots);
     // For whom is told of blocks of active requests alone: these slots have one more of them, or one less. What none has
-    // is forgotten.
-    void hold(std::span<const Slot> slots);
-    void let_go(std::span<const Slot> slots);
+    // is forgotten, or kept by the blocks' numbers where these are told: a block keeps its number when it moves.
+    void hold(std::span<const Slot> slots, std::span<const Slot> numbers = {});
+    void let_go(std::span<const Slot> slots, std::span<const Slot> numbers = {});
     // It has got further blocks, which a step or a load will write.
     void grown(RequestId request, std::span<const Slot> slots);
     // A load that wrote these positions is over; or steps wrote them, and they are kept for certain.
@@ -139,6 +139,7 @@ class FillBooks {
     FilledSlots host_{fills_};
     Looks looks_;
     std::vector<std::uint32_t> holders_;  // of each slot, where that is told
+    FilledSlots kept_{fills_};            // by number, of blocks that no active request has
     std::unordered_map<RequestId, Sequence> live_;
     std::unordered_map<RequestId, std::vector<std::optional<FillUse>>>
         away_;  // of requests without slots, their blocks

@@ -238,6 +238,24 @@ TEST_F(FillBooksTest, WhatNobodyHasIsForgottenAndNotBefore) {
     EXPECT_THROW(books.let_go(Slots{5}), std::invalid_argument);
 }
 
+TEST_F(FillBooksTest, WhatNobodyHasIsKeptByItsNumberAndComesBackInAnySlot) {
+    run(1, {5, 6}, 0, 2 * kSize);
+    looked();
+    books.hold(Slots{5, 6}, Slots{25, 26});
+    books.released(1, 64);
+    books.let_go(Slots{5, 6}, Slots{25, 26});
+    EXPECT_EQ(books.fill_at(5), nullptr);
+    books.hold(Slots{6, 9}, Slots{25, 27});
+    EXPECT_EQ(books.fill_at(6)->by(), 1U);
+    EXPECT_EQ(books.fill_at(9), nullptr);
+    EXPECT_TRUE(books.admitted(2, {6, 9}, kSize, false).empty());
+    EXPECT_EQ(books.slots_of(2).size(), 2U);
+    books.let_go(Slots{6, 9});
+    books.hold(Slots{7}, Slots{25});
+    EXPECT_EQ(books.fill_at(7), nullptr) << "it was let go without its number";
+    EXPECT_THROW(books.hold(Slots{7, 8}, Slots{25}), std::invalid_argument);
+}
+
 TEST_F(FillBooksTest, OneThatIsAwayOwnsNoSlotsWhenItEnds) {
     run(1, {5}, 0, kSize);
     books.left(1, 1);

@@ -16,6 +16,7 @@ import pytest
 
 from tests.managers.test_constructors import engine
 from tests.managers.test_watched_v2 import ONE_ENGINE, SIZE, Request
+from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.managers import constructors, watched_v1, watching
 from trtllm_kvfix.managers.upstream_v1 import V1
 from trtllm_kvfix.managers.watched_v1 import WatchedV1
@@ -65,6 +66,10 @@ class Books:
         if missing := set(request_ids) - self.blocks.keys():
             raise RuntimeError(f"no sequences {missing}")
         return [[list(self.blocks[request_id])] for request_id in request_ids]
+
+    def get_cache_block_ids(self, request_id: int, window: int) -> list[list[int]]:
+        assert window == 64
+        return [list(self.blocks[request_id])]
 
     def get_last_block_id(self, request_id: int) -> int:
         self.asked += 1
@@ -342,11 +347,12 @@ def move(server: Server, block: int, slot: int) -> None:
     server.memory[source] ^= 1
 
 
-def moved_while_cached(server: Server) -> Any:
+def moved_while_cached(server: Server, *, changes: bool = False) -> Any:
     server.manager.impl.host = 4096
     server.call("free_resources", server.prompt(1, [3, 4]))
     server.step(rounds=3)
     move(server, 4, 9)
+    server.memory[9, 2100] ^= changes
     request = server.prompt(2, [3, 4, 5], reused=8)
     server.step(rounds=8)
     return server.report, request
@@ -358,16 +364,39 @@ def test_with_a_host_tier_blocks_are_found_where_they_have_moved(server: Server)
     server.memory[9, 2100] ^= 1
     server.step(rounds=3)
     (found,) = server.report.findings
-    assert (found.kind, found.slot, found.layers, found.filler) == ("changed", 9, (1,), -1)
+    assert (found.kind, found.slot, found.layers, found.filler) == ("changed", 9, (1,), 1)
     server.call("free_resources", request)
+
+
+def test_a_change_on_the_host_or_on_the_way_is_found_when_the_block_is_reused(server: Server) -> None:
+    report, _ = moved_while_cached(server, changes=True)
+    (found,) = report.findings
+    assert (found.kind, found.occasion, found.slot) == ("changed", "reused", 9)
+    assert (found.filler, found.reader, found.layers) == (1, 2, (1,))
+
+
+def test_with_a_host_tier_one_that_nobody_filled_is_found(server: Server) -> None:
+    server.manager.impl.host = 4096
+    server.call("free_resources", server.prompt(1, [3]))
+    server.prompt(2, [3, 6, 5], reused=8)
+    (found,) = server.report.findings
+    assert (found.kind, found.slot, found.reader) == ("unfilled", 6, 2)
 
 
 def test_were_cached_ones_not_forgotten_it_would_be_a_false_finding(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WatchedV1, "_let_go", lambda *_: None)
+    monkeypatch.setattr(Canary, "let_go", lambda *_: None)
     report, _ = moved_while_cached(server)
     assert report.counts["changed"]
+
+
+def test_were_they_not_known_again_by_their_numbers_it_would_be_a_false_finding(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_v1.V1Slots, "numbers_of", lambda *_: ())
+    report, _ = moved_while_cached(server)
+    assert report.counts == {"unfilled": 2}
 
 
 def of_numbers(kind: Any, manager: Any, **_: Any) -> Any:
@@ -378,10 +407,8 @@ def test_were_their_numbers_taken_for_their_slots_it_would_watch_a_wrong_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_v1, "V1Slots", partial(of_numbers, watched_v1.V1Slots))
-    moved_while_cached(server)
-    server.memory[9, 2100] ^= 1
-    server.step(rounds=3)
-    assert server.report.counts == {}
+    report, _ = moved_while_cached(server)
+    assert [(found.kind, found.slot) for found in report.findings] == [("changed", 4)], "it is in slot 9, and right"
 
 
 REFUSED: dict[str, Callable[[KVCacheManager], Any]] = {

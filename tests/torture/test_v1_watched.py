@@ -61,9 +61,9 @@ def test_without_the_comparison_it_is_silent(monkeypatch: pytest.MonkeyPatch) ->
     assert planted("D")[0] == []
 
 
-@pytest.mark.parametrize("variant", STORES_UNCOMPUTED)
-def test_it_speaks_of_blocks_that_nobody_has_computed(variant: str) -> None:
-    with watching(variant, without="computed-blocks", partial_reuse=False, budget=16) as traffic:
+@pytest.mark.parametrize(("variant", "has_host"), [*((each, False) for each in STORES_UNCOMPUTED), ("B", True)])
+def test_it_speaks_of_blocks_that_nobody_has_computed(variant: str, has_host: bool) -> None:
+    with watching(variant, without="computed-blocks", partial_reuse=False, budget=16, has_host=has_host) as traffic:
         traffic.done = lambda: traffic.speaks
         traffic.run(10 * STEPS)
         first = traffic.report.findings[0]
@@ -108,7 +108,8 @@ LEFT_OUT: dict[str, tuple[Any, str, Any]] = {
     "a prefix that ends inside a block": (Canary, "admitted", _takes_all_as_it_is),
     "dummies write into their blocks": (WatchedV1, "has_dummies", _nothing),
     "the last token's place is not written yet": (watched_v1, "filled_of", _counts_the_next),
-    "host tier: what nobody active has is forgotten": (WatchedV1, "_let_go", _nothing),
+    "host tier: what nobody active has is forgotten where it was": (Canary, "let_go", _nothing),
+    "host tier: and is known again by its number": (watched_v1.V1Slots, "numbers_of", lambda *_: ()),
 }
 
 

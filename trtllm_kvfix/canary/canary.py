@@ -191,14 +191,15 @@ class Canary:
         self.books.forget(slots)
 
     @guarded
-    def hold(self, slots: Sequence[int]) -> None:
-        """One more active request has these slots. For whom hears of the blocks of such requests alone."""
-        self.books.hold(slots)
+    def hold(self, slots: Sequence[int], numbers: Sequence[int] = ()) -> None:
+        """One more active request has these slots. For whom hears of the blocks of such requests alone. `numbers`:
+        those of the blocks, if they keep them when they move."""
+        self.books.hold(slots, numbers)
 
     @guarded
-    def let_go(self, slots: Sequence[int]) -> None:
-        """One less has them. What none has is forgotten."""
-        self.books.let_go(slots)
+    def let_go(self, slots: Sequence[int], numbers: Sequence[int] = ()) -> None:
+        """One less has them. What none has is forgotten, or kept by its number."""
+        self.books.let_go(slots, numbers)
 
     @guarded
     def loaded(self, request: int, begin: int, end: int) -> None:

@@ -18,8 +18,8 @@ KIND = "KVCacheManager"
 LOOKED_AT = (
     "kv_connector_manager", "is_draft", "kv_cache_type", "max_attention_window_vec", "max_seq_len", "max_draft_len",
     "tokens_per_block", "max_blocks_per_seq", "_stream", "impl.num_pools", "impl.get_block_pool_pointers",
-    "impl.get_batch_cache_block_ids", "impl.get_last_block_id", "impl.get_unique_primary_pool",
-    "impl.copy_batch_block_offsets",
+    "impl.get_cache_block_ids", "impl.get_batch_cache_block_ids", "impl.get_last_block_id",
+    "impl.get_unique_primary_pool", "impl.copy_batch_block_offsets",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def adding_dummies(find: Find, original: Method) -> Method:
 def watch(manager: Any, settings: "Settings") -> Any:
     from trtllm_kvfix.managers import watched_v1  # noqa: PLC0415  needs the extension
 
-    return watched_v1.watch(manager, settings, knows_all=not has_host_tier(manager))
+    return watched_v1.watch(manager, settings, has_host=has_host_tier(manager))
 
 
 V1 = Watchable(

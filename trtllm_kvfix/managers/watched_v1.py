@@ -1,9 +1,9 @@
 """The canary beside upstream's own V1 manager: what it hears in the methods of the manager's class.
 
-Without a host tier a block is at one place for ever, so every block that was filled is followed until it has a new
-owner. V1 evicts inside C++ and tells nobody, but only to give the block to a request, and each of these is asked for
-its blocks behind the `prepare_resources` that gave it any. With a host tier a cached block may move. One that an active
-request has does not, so these are followed, and others are forgotten.
+Every block that was filled is followed until it has a new owner. V1 evicts inside C++ and tells nobody, but only to
+give the block to a request, and each of these is asked for its blocks behind the `prepare_resources` that gave it any.
+Without a host tier a block is at one place for ever. With one it may move while no active request has it, and keeps its
+number: by that the canary knows it again when a request reuses it, and until then nobody looks at it.
 
 Every call is on the way of a step, so requests are asked only when it can mean anything. One that writes an answer gets
 a position in each step that it is in, and *is due* when it can have got a further block. With drafts all are asked.
@@ -37,8 +37,8 @@ class _Holder:
 
 
 class V1Slots:
-    """Those of requests. Without a host tier they are the numbers of their blocks. With one a block keeps its number
-    when it moves, and a table of offsets says where it is."""
+    """Those of requests. Without a host tier they are the numbers of their blocks. With one a table of offsets says
+    where a block is."""
 
     def __init__(self, manager: Any, *, by_number: bool) -> None:
         self._impl, self._window = manager.impl, manager.max_attention_window_vec[0]
@@ -56,6 +56,11 @@ class V1Slots:
             self._checked(request_id, self._located(request_id, numbers, 0))
             for request_id, (numbers,) in zip(request_ids, all_numbers, strict=True)
         ]
+
+    def numbers_of(self, request_id: int) -> list[int]:
+        """Of its blocks."""
+        numbers: list[int] = list(self._impl.get_cache_block_ids(request_id, self._window)[0])
+        return numbers
 
     def number_of_last(self, request_id: int) -> int:
         """Of its blocks. Takes as long for a long request as for a short one."""
@@ -85,10 +90,10 @@ class V1Slots:
 class WatchedV1:
     """Called by the loop's thread. Its faults end the canary alone."""
 
-    def __init__(self, manager: Any, order: Order, canary: Canary, *, knows_all: bool) -> None:
+    def __init__(self, manager: Any, order: Order, canary: Canary, *, has_host: bool) -> None:
         self.canary = canary
-        self._order, self._knows_all, self._size = order, knows_all, int(manager.tokens_per_block)
-        self._slots = V1Slots(manager, by_number=knows_all)
+        self._order, self._has_host, self._size = order, has_host, int(manager.tokens_per_block)
+        self._slots = V1Slots(manager, by_number=not has_host)
         self._drafts = drafts_of(manager)
         self._holders: dict[int, _Holder] = {}
         self._coming: set[int] = set()  # requests of a batch that have no blocks before its call
@@ -159,7 +164,8 @@ class WatchedV1:
         slots = self.canary.books.slots_of(request_id)
         with self._order:
             self.canary.released(request_id)
-        self._let_go(slots)
+        if self._has_host:
+            self.canary.let_go(slots, self._slots.numbers_of(request_id)[: len(slots)])
 
     def close(self) -> None:
         self.canary.close()
@@ -171,10 +177,11 @@ class WatchedV1:
             raise ValueError(f"request {request_id} is in the middle of its prompt, and nobody has heard that it came")
         slots = self._slots.of(request_id)
         reused, last = request.context_current_position, self._slots.number_of_last(request_id)
-        if self._knows_all and last != slots[-1]:
+        if not self._has_host and last != slots[-1]:
             raise ValueError(f"the last block of request {request_id} is {slots[-1]}, and {last} by get_last_block_id")
         # Where the last of it ends inside a block, V1 has copied that one, or has taken it over.
-        self._hold(slots)
+        if self._has_host:
+            self.canary.hold(slots, self._slots.numbers_of(request_id))
         self.canary.admitted(request_id, slots, reused, True)
         self._holders[request_id] = _Holder(request, reused, len(slots), last)
         self._prompts.add(request_id)
@@ -228,7 +235,7 @@ class WatchedV1:
                     self._filling.setdefault(self._step + AHEAD_MAX, []).append(request_id)
             self._rests(request_id, one, self._step + max(1, len(further) * self._size - failed))
         if got:
-            self.canary.went_on(got, not self._knows_all)
+            self.canary.went_on(got, self._has_host)
 
     def _further(self, request_id: int) -> list[int]:
         """The slot that it has got since it was last asked, if any."""
@@ -255,18 +262,9 @@ class WatchedV1:
             if len(slots) < one.blocks:
                 rejected = self.canary.books.slots_of(request_id, len(slots))
                 self.canary.shrunk(request_id, len(slots))
-                self._let_go(rejected)
+                if self._has_host:
+                    self.canary.let_go(rejected)
                 one.blocks = len(slots)
-
-    # ---- slots ----
-
-    def _hold(self, slots: list[int]) -> None:
-        if not self._knows_all:
-            self.canary.hold(slots)
-
-    def _let_go(self, slots: list[int]) -> None:
-        if not self._knows_all:
-            self.canary.let_go(slots)
 
 
 def pool_of(manager: Any) -> Pool:
@@ -276,8 +274,8 @@ def pool_of(manager: Any) -> Pool:
     return Pool(int(tensor.data_ptr()), slot_bytes, range(int(tensor.shape[1])))
 
 
-def watch(manager: Any, settings: Settings, *, knows_all: bool) -> WatchedV1:
+def watch(manager: Any, settings: Settings, *, has_host: bool) -> WatchedV1:
     device, stream = current_place().device, int(manager._stream.cuda_stream)
     pools, tokens_per_block = [pool_of(manager)], int(manager.tokens_per_block)
-    canary = begun(device, stream, pools, tokens_per_block, settings, "V1", knows_all=knows_all)
-    return WatchedV1(manager, Order(device, stream), canary, knows_all=knows_all)
+    canary = begun(device, stream, pools, tokens_per_block, settings, "V1")
+    return WatchedV1(manager, Order(device, stream), canary, has_host=has_host)
