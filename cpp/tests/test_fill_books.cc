@@ -246,6 +246,7 @@ TEST_F(FillBooksTest, WhatNobodyHasIsKeptByItsNumberAndComesBackInAnySlot) {
     books.let_go(Slots{5, 6}, Slots{25, 26});
     EXPECT_EQ(books.fill_at(5), nullptr);
     books.hold(Slots{6, 9}, Slots{25, 27});
+    ASSERT_NE(books.fill_at(6), nullptr);
     EXPECT_EQ(books.fill_at(6)->by(), 1U);
     EXPECT_EQ(books.fill_at(9), nullptr);
     EXPECT_TRUE(books.admitted(2, {6, 9}, kSize, false).empty());
