@@ -23,7 +23,7 @@ UNSEEN = {
         "source",
         "of copies had bytes that are not protected: these were compared when the program had waited",
     ),
-    "let_go": ("use", "had ended, and was let go before the program had observed that: too many, or in the way"),
+    "let_go": ("use", "had ended, and left the books before the program had observed that: too many, or in the way"),
     "unbegun": ("use", "was touched while the device waited for the host before it: it is no longer watched"),
     "own_order": ("launch", "of a graph in which the host takes part: copies in it are not watched"),
     "unread_bodies": (
