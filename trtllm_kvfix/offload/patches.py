@@ -27,6 +27,7 @@ from trtllm_kvfix.offload.ledger import Weights, links
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.seam import is_marked
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, mapping_of
 from trtllm_kvfix.ranks import Tag
@@ -121,8 +122,7 @@ def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
     upstream = Upstream()
     if "tensorrt_llm" not in sys.modules or upstream.variant() != "A":
         return
-    make = upstream.attribute(RESOURCE_MANAGER, "KVCacheManager.__init__")
-    if getattr(make, "__kvfix_fix__", None) == "partial-copies":
+    if is_marked(upstream.attribute(RESOURCE_MANAGER, "KVCacheManager.__init__"), "partial-copies"):
         return
     partial = getattr(kv_cache_config, "enable_partial_reuse", True)
     if partial and getattr(kv_cache_config, "copy_on_partial_reuse", True):

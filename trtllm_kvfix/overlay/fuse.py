@@ -59,6 +59,18 @@ class Fuse:
         if self.may_blow and self.in_a_row >= IN_A_ROW_MAX:
             self.blow(f"{self.in_a_row} faults in a row, the last one {what}")
 
+    def observe(self, would_act: Callable[[], bool]) -> None:
+        """For a fix that only observes: count what it would have done."""
+        if self.blown:
+            return
+        try:
+            if would_act():
+                counters.observed.add(1, self.fix_id)
+        except Exception as error:
+            self.fault(error)
+        else:
+            self.in_a_row = 0
+
     def blow(self, why: str) -> None:
         """From now on this fix takes its fallback in this process."""
         with self._lock():

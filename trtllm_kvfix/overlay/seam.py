@@ -216,6 +216,13 @@ def _unwrapped(raw: Any) -> tuple[Any, Callable[[Any], Any]]:
     return raw, lambda made: made
 
 
+def is_marked(function: Any, by: str) -> bool:
+    """Whether a replacement of this fix is called through the function, also behind what others have put around it."""
+    while function is not None and getattr(function, "__kvfix_fix__", None) != by:
+        function = getattr(function, "__wrapped__", None)
+    return function is not None
+
+
 def _mark(made: Any, found: Any, original: Any, by: str) -> None:
     if isinstance(made, FunctionType) and callable(found):
         functools.update_wrapper(made, found)

@@ -24,6 +24,7 @@ from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.seam import is_marked
 from trtllm_kvfix.overlay.upstream import (
     BINDINGS,
     BOUND_MANAGERS,
@@ -297,10 +298,7 @@ def holds_for(up: Upstream, impl: Any) -> bool:
     """Whether a request of this manager may be cut short, so that only computed blocks are offered for reuse."""
     if stores_by_position(up) or probe(up).state is not State.NEEDED:
         return True
-    method = getattr(type(impl), "remove_sequence", None)
-    while method is not None and getattr(method, "__kvfix_fix__", None) != ID:
-        method = getattr(method, "__wrapped__", None)
-    return method is not None
+    return is_marked(getattr(type(impl), "remove_sequence", None), ID)
 
 
 def _methods(up: Upstream) -> Iterator[tuple[str, str]]:

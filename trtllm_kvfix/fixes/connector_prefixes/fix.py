@@ -19,7 +19,6 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.hazards.h8_uncomputed_blocks import simulated as h8
-from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
@@ -121,15 +120,7 @@ class ObservedPages:
         return _resize_for_connector_prefix
 
     def _count(self, what: Callable[..., int | None], *asked: Any) -> None:
-        if self._fuse.blown:
-            return
-        try:
-            if what(*asked) is not None:
-                counters.observed.add(1, self._fuse.fix_id)
-        except Exception as error:
-            self._fuse.fault(error)
-        else:
-            self._fuse.in_a_row = 0
+        self._fuse.observe(lambda: what(*asked) is not None)
 
 
 def first_passed(manager: Any, cache: Any, position: int) -> int | None:

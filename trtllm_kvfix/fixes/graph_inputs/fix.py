@@ -71,15 +71,7 @@ class ObservedReads(Reads):
     """Does not wait, and counts the writes that came while a graph had yet to read the tables."""
 
     def wait(self) -> None:
-        if self._fuse.blown:
-            return
-        try:
-            if not self._marks.done():
-                counters.observed.add(1, self._fuse.fix_id)
-        except Exception as error:
-            self._fuse.fault(error)
-        else:
-            self._fuse.in_a_row = 0
+        self._fuse.observe(lambda: not self._marks.done())
 
 
 ID = "graph-inputs"

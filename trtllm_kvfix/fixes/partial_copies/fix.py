@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.hazards.h17_partial_copies import simulated as h17
 from trtllm_kvfix.log import log
-from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
@@ -84,21 +83,10 @@ class ObservedMatches:
 
     def making(self, original: Callable[..., None]) -> Callable[..., None]:
         def make(manager: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
-            self._count(kv_cache_config)
+            self._fuse.observe(lambda: self._may_copy_wrongly(kv_cache_config))
             original(manager, kv_cache_config, *args, **kwargs)
 
         return make
-
-    def _count(self, config: Any) -> None:
-        if self._fuse.blown:
-            return
-        try:
-            if self._may_copy_wrongly(config):
-                counters.observed.add(1, self._fuse.fix_id)
-        except Exception as error:
-            self._fuse.fault(error)
-        else:
-            self._fuse.in_a_row = 0
 
 
 def may_copy_wrongly(up: Upstream, config: Any) -> bool:
