@@ -74,7 +74,7 @@ def _nothing(*_: Any) -> None:
     """Of what is left out."""
 
 
-TELL, RESTS, ADMITTED = WatchedV1._tell, WatchedV1._rests, Canary.admitted
+TELL, RESTS, ADMITTED, LET_GO = WatchedV1._tell, WatchedV1._rests, Canary.admitted, Canary.let_go
 
 
 def _tells_seldom(self: WatchedV1) -> None:
@@ -96,6 +96,10 @@ def _takes_all_as_it_is(self: Canary, request_id: int, slots: list[int], reused:
     ADMITTED(self, request_id, slots, reused)
 
 
+def _forgets(self: Canary, slots: list[int], *_: Any) -> None:
+    LET_GO(self, slots)
+
+
 def _counts_the_next(request: Any) -> int:
     return filled_of(request) + 1
 
@@ -109,7 +113,7 @@ LEFT_OUT: dict[str, tuple[Any, str, Any]] = {
     "dummies write into their blocks": (WatchedV1, "has_dummies", _nothing),
     "the last token's place is not written yet": (watched_v1, "filled_of", _counts_the_next),
     "host tier: what nobody active has is forgotten where it was": (Canary, "let_go", _nothing),
-    "host tier: and is known again by its number": (watched_v1.V1Slots, "numbers_of", lambda *_: ()),
+    "host tier: and is known again by its number": (Canary, "let_go", _forgets),
 }
 
 

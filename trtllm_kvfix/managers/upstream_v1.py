@@ -18,8 +18,8 @@ KIND = "KVCacheManager"
 LOOKED_AT = (
     "kv_connector_manager", "is_draft", "kv_cache_type", "max_attention_window_vec", "max_seq_len", "max_draft_len",
     "tokens_per_block", "max_blocks_per_seq", "_stream", "impl.num_pools", "impl.get_block_pool_pointers",
-    "impl.get_cache_block_ids", "impl.get_batch_cache_block_ids", "impl.get_last_block_id",
-    "impl.get_unique_primary_pool", "impl.copy_batch_block_offsets",
+    "impl.get_batch_cache_block_ids", "impl.get_last_block_id", "impl.get_unique_primary_pool",
+    "impl.copy_batch_block_offsets",
 )  # fmt: skip
 
 

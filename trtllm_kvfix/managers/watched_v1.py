@@ -50,17 +50,19 @@ class V1Slots:
         return self.of_all([request_id])[0]
 
     def of_all(self, request_ids: Sequence[int]) -> list[list[int]]:
-        """By one call, however many they are: each gives up the interpreter's lock."""
-        all_numbers = self._impl.get_batch_cache_block_ids(list(request_ids), self._window)
-        return [
-            self._checked(request_id, self._located(request_id, numbers, 0))
-            for request_id, (numbers,) in zip(request_ids, all_numbers, strict=True)
-        ]
+        return [self.at(*each) for each in zip(request_ids, self._numbers_of_all(request_ids), strict=True)]
+
+    def at(self, request_id: int, numbers: list[int]) -> list[int]:
+        """Where its blocks are, whose numbers these are."""
+        return self._checked(request_id, self._located(request_id, numbers, 0))
 
     def numbers_of(self, request_id: int) -> list[int]:
         """Of its blocks."""
-        numbers: list[int] = list(self._impl.get_cache_block_ids(request_id, self._window)[0])
-        return numbers
+        return self._numbers_of_all([request_id])[0]
+
+    def _numbers_of_all(self, request_ids: Sequence[int]) -> list[list[int]]:
+        """By one call, however many they are: each gives up the interpreter's lock."""
+        return [numbers for (numbers,) in self._impl.get_batch_cache_block_ids(list(request_ids), self._window)]
 
     def number_of_last(self, request_id: int) -> int:
         """Of its blocks. Takes as long for a long request as for a short one."""
@@ -175,13 +177,14 @@ class WatchedV1:
         request_id = request.py_request_id
         if request_id not in self._coming:
             raise ValueError(f"request {request_id} is in the middle of its prompt, and nobody has heard that it came")
-        slots = self._slots.of(request_id)
+        numbers = self._slots.numbers_of(request_id)
+        slots = self._slots.at(request_id, numbers)
         reused, last = request.context_current_position, self._slots.number_of_last(request_id)
         if not self._has_host and last != slots[-1]:
             raise ValueError(f"the last block of request {request_id} is {slots[-1]}, and {last} by get_last_block_id")
         # Where the last of it ends inside a block, V1 has copied that one, or has taken it over.
         if self._has_host:
-            self.canary.hold(slots, self._slots.numbers_of(request_id))
+            self.canary.hold(slots, numbers)
         self.canary.admitted(request_id, slots, reused, True)
         self._holders[request_id] = _Holder(request, reused, len(slots), last)
         self._prompts.add(request_id)
