@@ -21,8 +21,12 @@ namespace {
 // As they were at the start: a program that empties its environment, as `env -i` does, empties its own first.
 std::array<char, 4096> folder;
 int command_parent = 0;  // the parent of the command that hostrace was given
+// Ours. Asked for later it would take the dynamic linker's lock, which a thread may have had when the process was forked.
+std::string_view library;
 
 [[gnu::constructor]] void remember() {
+    Dl_info ours{};
+    library = dladdr(folder.data(), &ours) == 0 ? "" : ours.dli_fname;
     const char* const given = getenv("HOSTRACE_DIR");
     const char* const parent = getenv("HOSTRACE_PID");
     const std::string_view name = given == nullptr ? "" : given;
@@ -33,10 +37,8 @@ int command_parent = 0;  // the parent of the command that hostrace was given
 }
 
 bool loads_us(std::string_view variable) {
-    Dl_info ours{};
-    dladdr(folder.data(), &ours);
     return (variable.starts_with("LD_PRELOAD=") || variable.starts_with("CUDA_INJECTION64_PATH=")) &&
-           variable.find(ours.dli_fname) != std::string_view::npos;
+           variable.find(library) != std::string_view::npos;
 }
 
 // A search along PATH tries many that are not there.
