@@ -57,7 +57,7 @@ def test_a_program_that_never_waits_is_told_what_was_let_go(watch: Watch) -> Non
     done = ran(watch, "never_waits")
     assert done.report["numbers"]["let_go"] > 0
     assert done.report["numbers"]["dropped"] == 0
-    assert "let go before the program had observed that" in done.said
+    assert "left the books before the program had observed that" in done.said
 
 
 def test_a_held_thread_is_not_held_where_the_device_waits_for_the_host(watch: Watch) -> None:
