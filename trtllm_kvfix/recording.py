@@ -19,6 +19,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,6 +122,7 @@ class RecordingFile:
     def __init__(self, file: str, bytes_max: int, option: str) -> None:
         """option: by which the user named it, in errors."""
         self.name, self._bytes_max, self._option = file, bytes_max, option
+        self._is_new = not os.path.lexists(file)
         self._descriptor = opened(file, f"{option} is {file}")
         self._size = os.fstat(self._descriptor).st_size
         self.why_over = ""  # why nothing more is written
@@ -141,7 +143,11 @@ class RecordingFile:
             self.why_over = f"{self.name} cannot be written: {error.strerror or error}"
 
     def close(self) -> None:
+        """A new file in which nothing stands goes: it would be refused as a recording."""
         if self._descriptor >= 0:
+            if self._is_new and not self._size:
+                with suppress(OSError):
+                    os.unlink(self.name)
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -307,6 +307,15 @@ def test_a_server_without_such_events_is_an_error_that_says_what_came(
         server.status, server.text = status, text
         result = called("events", server.url, "--record", tmp_path / "recorded.jsonl", "--seconds", 0.01)
     assert result.exit_code == 2 and says in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_file_that_was_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "recorded.jsonl").touch()
+    with serving(deque()) as server:
+        server.status, server.text = 200, "[]"
+        called("events", server.url, "--record", tmp_path / "recorded.jsonl", "--seconds", 0.01)
+    assert (tmp_path / "recorded.jsonl").read_bytes() == b""
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_the_server_is_asked(tmp_path: Path) -> None:
