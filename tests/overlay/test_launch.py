@@ -214,10 +214,14 @@ def test_isolated_python_has_the_persistent_hook_and_without_site_packages_there
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "hook_file", lambda: tmp_path / "hook.pth")
-    isolated, bare = [PYTHON, "-I", "script.py"], [PYTHON, "-uS", "script.py"]
+    hook, isolated, bare = tmp_path / "hook.pth", [PYTHON, "-I", "script.py"], [PYTHON, "-uS", "script.py"]
     with pytest.raises(SettingsError, match="install the hook with `trtllm-kvfix enable`"):
         launch.checked(isolated)
-    (tmp_path / "hook.pth").touch()
+    hook.mkdir()  # which Python does not read
+    with pytest.raises(SettingsError, match="install the hook with `trtllm-kvfix enable`"):
+        launch.checked(isolated)
+    hook.rmdir()
+    hook.touch()
     assert launch.checked(isolated) == isolated
     with pytest.raises(SettingsError, match="-uS reads no site-packages"):
         launch.checked(bare)

@@ -60,7 +60,7 @@ def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
     refuse_missing(command)
     found = hook_loss.first_deaf(command)
-    if found is not None and (found.has_no_site or not hook_file().exists()):
+    if found is not None and (found.has_no_site or not hook_file().is_file()):
         otherwise = "" if found.has_no_site else ", or install the hook with `trtllm-kvfix enable`"
         raise SettingsError(f"{found.what} {found.why}: {found.remedy}{otherwise}")
     return list(command)
@@ -151,7 +151,7 @@ def run(
         return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
-    for doubt in hook_loss.doubts(command) if not hook_file().exists() else ():
+    for doubt in hook_loss.doubts(command) if not hook_file().is_file() else ():
         if strict:
             raise SettingsError(f"--strict: {doubt}. Install the hook with `trtllm-kvfix enable`, or mend that line")
         tell(f"warning: {doubt}. If it is the server's, it starts WITHOUT the fixes")

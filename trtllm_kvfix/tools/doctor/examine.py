@@ -162,7 +162,7 @@ def hook_state(settings: Settings) -> str:
         return "off"
     if str(BOOTSTRAP) in environment().get(PATH, "").split(os.pathsep):
         return "run"
-    return "persistent" if hook_file().exists() else "none"
+    return "persistent" if hook_file().is_file() else "none"
 
 
 def described_fixes(
