@@ -25,8 +25,15 @@ ERRORS_END_WITH_2 = "sys.excepthook = lambda *error: (sys.__excepthook__(*error)
 IDS = tuple(hazard.id for hazard in table.HAZARDS)
 
 
+def _one_with_a_script(_context: click.Context, _parameter: click.Parameter, which: str | None) -> str | None:
+    """As the table writes it. Pages name hazards that no script shows, so click's own words would mislead."""
+    if which is None or which.upper() in IDS:
+        return which and which.upper()
+    raise SettingsError(f"there is no script for '{which}'; there is one for {', '.join(IDS)}")
+
+
 @click.command()
-@click.argument("which", metavar="[HAZARD]", required=False, type=click.Choice(IDS, case_sensitive=False))
+@click.argument("which", metavar="[HAZARD]", required=False, callback=_one_with_a_script)
 @click.option("--script", is_flag=True, help="Print the script and run nothing.")
 def reproduce(which: str | None, script: bool) -> None:
     """Show a hazard on what is installed here, by a script of at most 160 lines that does not know this package.
