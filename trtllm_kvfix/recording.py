@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -147,7 +148,7 @@ class RecordingFile:
         if self._descriptor >= 0:
             if self._is_new and not self._size:
                 with suppress(OSError):
-                    os.unlink(self.name)
+                    Path(self.name).unlink()
             os.close(self._descriptor)
             self._descriptor = -1
 

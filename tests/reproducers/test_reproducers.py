@@ -182,7 +182,10 @@ def test_the_command_runs_a_script_and_ends_with_its_code() -> None:
     assert "without one it got OTHER offsets" in shows.stdout
 
 
-@pytest.mark.parametrize(("arguments", "said"), [(["H11"], "no script for 'H11'; there is one for H1, H2,"), (["--script"], "name it: H1, H2")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["H11"], "no script for 'H11'; there is one for H1, H2,"), (["--script"], "name it: H1, H2")],
+)
 def test_the_command_refuses_what_it_does_not_know(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["reproduce", *arguments])
     assert (result.exit_code, said in result.stderr) == (2, True)
