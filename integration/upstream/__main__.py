@@ -18,7 +18,7 @@ COLUMNS = ("date", "commit", "era", "fix", "scenario", "overlay", "result", "rem
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m integration.upstream", description=__doc__)
     parser.add_argument("--tree", type=Path, required=True, help="a checkout, or a folder with a tree for each era")
-    parser.add_argument("--era", action="append", help="whose bound classes: A, S, B2, C, D, N; may be repeated")
+    parser.add_argument("--era", action="append", help="whose bound classes: A, S, B2, C, D, N, O; may be repeated")
     parser.add_argument("--scenario", action="append", default=[], choices=[each.name for each in SCENARIOS])
     parser.add_argument("--json", type=Path, help="write everything that was seen")
     parser.add_argument("--csv", type=Path, help="append a line for each result")

@@ -8,10 +8,11 @@ The excerpts lie outside of this repository and never get into it: manifest.toml
 """
 
 import argparse
+import ast
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def manifest(folder: Path) -> str:
     entries = {(tuple(each["eras"]), each["path"]): each for each in _files()}
     for each in here:
         before = entries.get((tuple(each["eras"]), each["path"]), {"excerpts": []})
-        excerpts = {name: (name, *rest) for name, *rest in [*before["excerpts"], *each["excerpts"]]}
+        excerpts = {_known_by(one): one for one in (*before["excerpts"], *each["excerpts"])}
         entries[tuple(each["eras"]), each["path"]] = before | each | {"excerpts": list(excerpts.values())}
     lines = ["# Written by `python -m integration.upstream.assemble --manifest`. Names and hashes, never text."]
     for entry in entries.values():
@@ -134,6 +135,13 @@ def manifest(folder: Path) -> str:
         lines += [f"  [{_toml(name)}, {chars}, {_toml(sha256)}]," for name, chars, sha256 in entry["excerpts"]]
         lines.append("]")
     return "\n".join(lines) + "\n"
+
+
+def _known_by(excerpt: Sequence[Any]) -> str:
+    """By its name, if it alone has it. The number behind a name depends on which excerpts are there."""
+    name, _, sha256 = excerpt
+    is_nameless = issubclass(getattr(ast, name, object), ast.stmt)
+    return str(sha256 if is_nameless or "#" in name else name)
 
 
 def _entry(source: Source) -> dict[str, Any]:

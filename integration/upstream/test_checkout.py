@@ -1,10 +1,13 @@
 """A checkout is compared and run, and where that shows nothing, the exit code says so."""
 
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import tomllib
 
+from integration.upstream import assemble
 from integration.upstream.assemble import DIFFERS, MANIFEST, RUNTIME, main, manifest
 from integration.upstream.test_v2_compared import TREE, needs_runtime
 
@@ -40,6 +43,19 @@ def test_a_file_of_another_length_than_its_recipe_says_is_refused(tmp_path: Path
 
 def test_what_only_the_manifest_knows_stays_in_it(tmp_path: Path) -> None:
     assert manifest(tmp_path) == MANIFEST.read_text(encoding="utf-8")
+
+
+def test_a_statement_without_a_name_stays_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that wrote the manifest had the end of the file, and this one has its beginning."""
+    known, here = "limit(4)\n", "limit(3)\n"
+    entry = {"eras": ["V2"], "path": "made.py", "excerpts": [["Expr", len(known), sha256(known.encode()).hexdigest()]]}
+    monkeypatch.setattr(assemble, "_files", lambda: [entry])
+    (tmp_path / RUNTIME).mkdir()
+    (tmp_path / RUNTIME / "made.py").write_text(here, encoding="utf-8")
+    recipe = '[[file]]\neras = ["V2"]\npath = "made.py"\nchars = 9\n'
+    (tmp_path / RUNTIME / "recipe.toml").write_text(recipe, encoding="utf-8")
+    (made,) = tomllib.loads(manifest(tmp_path))["file"]
+    assert [each[2] for each in made["excerpts"]] == [sha256(each.encode()).hexdigest() for each in (known, here)]
 
 
 def test_what_is_no_checkout_is_not_compared(tmp_path: Path) -> None:
