@@ -14,17 +14,27 @@ torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from tests.reproducers.test_reproducers import RUNS, build, script  # noqa: E402  not there where the module is skipped
+from tests.reproducers.test_reproducers import MODES, RUNS, build, script  # noqa: E402  not there where the module is skipped
 from tests.standin.fixture import STANDIN  # noqa: E402
 
 ROOT = STANDIN.parents[1]
 LIMIT_S = 120
 
 
+def run(hazard: str, variant: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    paths = os.pathsep.join(map(str, (STANDIN, ROOT)))
+    environ = os.environ | build(variant) | variables | {"STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
+    command = [sys.executable, script(hazard, folder)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+
 @pytest.mark.parametrize(("hazard", "variant", "code"), RUNS)
 def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: int, tmp_path: Path) -> None:
-    paths = os.pathsep.join(map(str, (STANDIN, ROOT)))
-    environ = os.environ | build(variant) | {"STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
-    command = [sys.executable, script(hazard, tmp_path)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    done = run(hazard, variant, tmp_path)
     assert done.returncode == code, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("mode", "code", "said"), MODES)
+def test_a_torn_launch_stays_by_the_mode_of_the_trim(mode: str, code: int, said: str, tmp_path: Path) -> None:
+    done = run("h10", "F+trim", tmp_path, TRTLLM_STEP_PROLOGUE_TRIM=mode)
+    assert (done.stdout, done.returncode) == (f"{said}\n", code), done.stderr

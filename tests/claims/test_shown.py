@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.claims.pages import ROOT, blocks, label
+from tests.claims.rows import read as rows_of
 from trtllm_kvfix.cli import main
 
 DOCS = ROOT / "docs"
@@ -37,6 +38,35 @@ def test_engine_md_shows_what_the_demo_finds() -> None:
         name, _, answers_wrong, others = (part.strip() for part in line.strip("|").split("|"))
         shown[label(name)] = [answers_wrong, int(others.split(",")[0])]
     assert shown == found
+
+
+def test_h10_md_shows_what_upstreams_own_filter_did() -> None:
+    page = DOCS / "hazards" / "h10-step-prologue-trim.md"
+    commit, steps = "6549504a", 7
+    rows = [row for row in rows_of("upstream.csv") if row["commit"] == commit and row["scenario"].startswith("trim-")]
+    assert f"commit {commit}" in page.read_text(encoding="utf-8")
+
+    def seen(scenario: str, overlay: str) -> str:
+        (row,) = (row for row in rows if (row["scenario"], row["overlay"]) == (scenario, overlay))
+        if "StepPrologueTrimVerifyError" in row["remark"]:
+            return "ended by upstream"
+        wrong = re.match(r"wrong offsets \((\d+)\)", row["remark"])
+        assert (wrong is None) == (row["result"] == "right")
+        return f"{wrong[1] if wrong else 0} of {steps}"
+
+    modes = {"trim on": "", "trim off": "off-", "trim in its check": "verify-"}
+    found = {
+        mode: [seen(f"trim-{part}{what}", "off") for what in ("index", "rewritten")] for mode, part in modes.items()
+    }
+    with_fix = {
+        seen(f"trim-{part}{what}", overlay)
+        for part in modes.values() for what in ("index", "rewritten") for overlay in ("only", "all")
+    }  # fmt: skip
+    assert len(with_fix) == 1
+    found["staged-offsets-v2, in each of these modes"] = [*with_fix] * 2
+    (table,) = (block for block in blocks(page) if "rewritten copy index" in block.text)
+    lines = [[label(part) for part in line.strip("|").split("|")] for line in table.text.splitlines()[2:]]
+    assert {name: cells for name, *cells in lines} == found
 
 
 @pytest.fixture(scope="module")

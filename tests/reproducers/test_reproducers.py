@@ -37,6 +37,11 @@ EXPECTED = {
     "h17": {"A": SHOWS, "B": SHOWS, "B2": SHOWS, "C": CLEAN},
 }
 RUNS = [(hazard, variant, code) for hazard, codes in EXPECTED.items() for variant, code in codes.items()]
+MODES = [
+    ("1", SHOWS, "steps that read wrong pages, of 7: 0 with a wait and 7 without"),
+    ("0", CLEAN, "steps that read wrong pages, of 7: 0 with a wait and 1 without"),
+    ("verify", SHOWS, "upstream's own check found it: a copy that would be skipped has changed the device"),
+]
 # With the overlay they come out clean. Not H5, which is a connector's, H7, which has no loop, and H9, which replays its
 # graph by torch: the fixes work where TensorRT-LLM does these.
 FIXED = [("h1", "B"), ("h2", "B"), ("h2", "D"), ("h3", "B2"), ("h4", "C"), ("h8", "A"), ("h10", "F+trim"),
@@ -87,14 +92,7 @@ def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: i
     assert done.stdout.count("\n") in (1, 2), "it says what it saw, and no more"
 
 
-@pytest.mark.parametrize(
-    ("mode", "code", "said"),
-    [
-        ("1", SHOWS, "steps that read wrong pages, of 7: 0 with a wait and 7 without"),
-        ("0", CLEAN, "steps that read wrong pages, of 7: 0 with a wait and 1 without"),
-        ("verify", SHOWS, "upstream's own check found it: a copy that would be skipped has changed the device"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "code", "said"), MODES)
 def test_a_torn_launch_stays_by_the_mode_of_the_trim(mode: str, code: int, said: str, tmp_path: Path) -> None:
     done = run("F+trim", script("h10", tmp_path), TRTLLM_STEP_PROLOGUE_TRIM=mode)
     assert (done.stdout, done.returncode) == (f"{said}\n", code), done.stderr
