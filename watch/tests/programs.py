@@ -3,13 +3,18 @@
 import ctypes as c
 import faulthandler
 import os
+import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from watch.gpu.driver import Driver, Size
+from watch.gpu.driver import Address, Driver, Size
 from watch.gpu.planted import AT, BYTES, NEW, upload
+from watch.gpu.planted_touches import RawRead
 
 PROGRAMS: dict[str, Callable[[Driver], int]] = {}
 
@@ -126,6 +131,61 @@ def polls_a_flag(cuda: Driver) -> int:
         host[at] = host[at + 1] + 1
     finish(cuda)
     return 0
+
+
+PAGE = 4096
+
+
+def until_it_waits(thread: int) -> None:
+    """Until the thread is in its call into the kernel, and stays there."""
+    call = Path(f"/proc/self/task/{thread}/syscall")
+    while call.read_text().split()[0] != str(RawRead.NUMBER):
+        os.sched_yield()
+
+
+def races_beside_a_read(cuda: Driver, call: Callable[..., int], *, into_pinned: bool) -> int:
+    """The device reads all but the first page. A byte of it is written while another thread waits in `call`.
+
+    The call reads into the first page. Or it reads elsewhere, and where it takes no argument stands the byte's address.
+    """
+    host = cuda.pinned(BYTES)
+    own = c.create_string_buffer(1)
+    ours, theirs = os.pipe()
+    threads: queue.Queue[int] = queue.Queue()
+    place = c.addressof(host if into_pinned else own)
+    unused = 0 if into_pinned else c.addressof(host) + AT
+
+    def read() -> None:
+        threads.put(threading.get_native_id())
+        call(RawRead.NUMBER, ours, c.c_void_p(place), 1, c.c_void_p(unused))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until_it_waits(threads.get())
+    cuda.library.fakeHold(cuda.stream)
+    source = Address(c.addressof(host) + PAGE)
+    cuda("cuMemcpyHtoDAsync_v2", cuda.device, source, Size(BYTES - PAGE), cuda.stream)
+    host[AT] = NEW
+    os.write(theirs, b"x")
+    reader.join()
+    finish(cuda)
+    return 0 if c.string_at(place, 1) == b"x" else 9
+
+
+def read_by(raw: bool) -> Callable[..., int]:
+    """By the C library's `syscall`, or past the C library."""
+    if not raw:
+        return c.CDLL(None).syscall
+    made = RawRead()
+    form = c.CFUNCTYPE(c.c_long, c.c_long, c.c_long, c.c_void_p, c.c_long, c.c_void_p)
+    call = form(c.addressof(made.code))
+    return lambda *arguments, _made=made: int(call(*arguments))
+
+
+BESIDE_A_READ = ("by_number", "by_number_of_another", "by_raw_call", "by_raw_call_of_another")
+for name in BESIDE_A_READ:
+    by, into_pinned = read_by(name.startswith("by_raw")), not name.endswith("of_another")
+    PROGRAMS[name] = partial(races_beside_a_read, call=by, into_pinned=into_pinned)
 
 
 if __name__ == "__main__":

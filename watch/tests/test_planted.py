@@ -27,6 +27,7 @@ CASES = [
     "other_thread",
     "many_threads",
     pytest.param("by_raw_call", marks=pytest.mark.skipif(not tells_raw_calls(), reason="Linux does not hand it over")),
+    "by_number",
     "by_readv",
     "by_preadv",
     "by_read",

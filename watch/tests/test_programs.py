@@ -10,7 +10,8 @@ import pytest
 
 from hostrace import launch
 from hostrace.errors import HostraceError
-from watch.tests.conftest import LIMIT_S, ROOT, WATCH, Outcome, Watch
+from watch.tests.conftest import LIMIT_S, ROOT, WATCH, Outcome, Watch, tells_raw_calls
+from watch.tests.programs import BESIDE_A_READ
 
 
 def ran(watch: Watch, name: str, *options: str, **more: str) -> Outcome:
@@ -50,6 +51,15 @@ def test_a_fault_of_the_program_is_its_own(watch: Watch) -> None:
 def test_a_handler_of_the_program_gets_what_is_sent_to_it(watch: Watch) -> None:
     done = ran(watch, "own_handler")
     assert (done.status, done.times()) == (1, 1)
+
+
+@pytest.mark.parametrize("name", BESIDE_A_READ)
+def test_a_call_that_waits_opens_no_page_that_it_does_not_touch(watch: Watch, name: str) -> None:
+    """Not those behind what it reads into, nor those at a number that happens to be an address."""
+    if name.startswith("by_raw") and not tells_raw_calls():
+        pytest.skip("Linux does not hand over such calls")
+    done = ran(watch, name)
+    assert (done.status, done.times()) == (1, 1), done.said
 
 
 def test_nothing_is_enqueued_on_a_captured_stream(watch: Watch) -> None:

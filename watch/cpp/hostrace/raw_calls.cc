@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <ctime>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -41,9 +42,10 @@ bool asked = false;
 constexpr char kHandsOver = 1, kLetsThrough = 0;
 std::atomic<char> hands_over{kHandsOver};
 
+constexpr std::size_t kArguments = 6;
 struct Call {
     long number;
-    std::array<long, 6> arguments;
+    std::array<long, kArguments> arguments;
 };
 
 long to_kernel(const Call& call) {
@@ -64,9 +66,11 @@ struct Touches {
     const char* name;
     Access access;
     Shape shape;
-    std::size_t memory = 1;  // which argument; its size or count is the next one
+    std::size_t memory = 1;           // which argument; its size or count is the next one
+    std::size_t beside = kArguments;  // the first of those behind it that are addresses, too; the rest are numbers
 };
 
+constexpr ssize_t kPartsMax = 1024;  // the kernel refuses more
 using enum Touches::Shape;
 constexpr std::array kTouches{
     Touches{SYS_read, "read", Access::write, bytes},
@@ -74,7 +78,7 @@ constexpr std::array kTouches{
     Touches{SYS_readv, "readv", Access::write, parts},
     Touches{SYS_preadv, "preadv", Access::write, parts},
     Touches{SYS_preadv2, "preadv2", Access::write, parts},
-    Touches{SYS_recvfrom, "recvfrom", Access::write, bytes},
+    Touches{SYS_recvfrom, "recvfrom", Access::write, bytes, 1, 4},
     Touches{SYS_recvmsg, "recvmsg", Access::write, message},
     Touches{SYS_getrandom, "getrandom", Access::write, bytes, 0},
     Touches{SYS_write, "write", Access::read, bytes},
@@ -82,12 +86,18 @@ constexpr std::array kTouches{
     Touches{SYS_writev, "writev", Access::read, parts},
     Touches{SYS_pwritev, "pwritev", Access::read, parts},
     Touches{SYS_pwritev2, "pwritev2", Access::read, parts},
-    Touches{SYS_sendto, "sendto", Access::read, bytes},
+    Touches{SYS_sendto, "sendto", Access::read, bytes, 1, 4},
     Touches{SYS_sendmsg, "sendmsg", Access::read, message},
 };
 
+// Nothing else is opened: a size, a place in a file, or what a register held that the call does not take, may look like an
+// address in pinned memory, and a call may wait for long.
 long settled(const Touches& touches, const Call& call) {
-    std::array<std::uintptr_t, 2> beside{};
+    std::array<Span, 4> beside{};
+    const auto from = [](const void* at, std::size_t size) {
+        const auto begin = reinterpret_cast<std::uintptr_t>(at);
+        return Span{begin, begin + size};
+    };
     auto* const memory = reinterpret_cast<void*>(call.arguments[touches.memory]);
     const long size = call.arguments[touches.memory + 1];
     const iovec whole{memory, static_cast<std::size_t>(size)};
@@ -96,18 +106,23 @@ long settled(const Touches& touches, const Call& call) {
     if (touches.shape == parts) {
         its = static_cast<const iovec*>(memory);
         count = size;
+        beside[0] = from(its, static_cast<std::size_t>(std::clamp(count, ssize_t{0}, kPartsMax)) * sizeof *its);
     } else if (touches.shape == message) {
         const auto* all = static_cast<const msghdr*>(memory);
         its = all == nullptr ? nullptr : all->msg_iov;
         count = all == nullptr ? 0 : static_cast<ssize_t>(all->msg_iovlen);
         if (all != nullptr) {
-            beside = {reinterpret_cast<std::uintptr_t>(all->msg_name),
-                      reinterpret_cast<std::uintptr_t>(all->msg_control)};
+            const auto parts_of_it = static_cast<std::size_t>(std::min<std::size_t>(all->msg_iovlen, kPartsMax));
+            beside = {from(all, sizeof *all), from(all->msg_name, all->msg_namelen),
+                      from(all->msg_control, all->msg_controllen), from(its, parts_of_it * sizeof *its)};
         }
+    } else if (touches.beside != kArguments) {
+        beside[0] = Opened::from(call.arguments[touches.beside]);
+        beside[1] = Opened::from(call.arguments[touches.beside + 1]);
     }
-    const Opened opened(beside[0], beside[1]);
+    const Opened opened(beside[0], beside[1], beside[2], beside[3]);
     const Settled open(touches.name, touches.access, its, count);
-    return to_kernel_again(call);
+    return again([&] { return to_kernel(call); }, by_errno);
 }
 
 // The kernel is shown the mask that the program believes in, changes it and tells it. Then ours come out again.
@@ -346,7 +361,7 @@ long given_syscall(long number, long a, long b, long c, long d, long e, long f) 
     closed_in(number, call.arguments);
     before_call(number, call.arguments);
     const MemoryCall memory(number, call.arguments);
-    const long result = made_for(call);
+    const long result = touching(call);
     after_call(number, call.arguments, result);
     return result;
 }

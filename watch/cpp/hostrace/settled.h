@@ -85,6 +85,14 @@ class Opened {
     }
     Opened(const Opened&) = delete;
     Opened& operator=(const Opened&) = delete;
+
+    static Span from(Span span) { return span; }
+    template <typename Argument>
+    static Span from(Argument argument) {
+        const auto begin = std::uintptr_t(argument);
+        return {begin, begin + kBytes};
+    }
+
     ~Opened() {
         Watcher* watch = count_ == 0 ? nullptr : watcher();
         const ErrnoKept of_the_call;
@@ -95,13 +103,6 @@ class Opened {
 
   private:
     static constexpr std::size_t kBytes = std::size_t{64} << 10U;
-
-    static Span from(Span span) { return span; }
-    template <typename Argument>
-    static Span from(Argument argument) {
-        const auto begin = std::uintptr_t(argument);
-        return {begin, begin + kBytes};
-    }
 
     void open(Watcher& watch, Span span) {
         const ErrnoKept before_the_call;
