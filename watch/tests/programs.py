@@ -4,6 +4,7 @@ import ctypes as c
 import faulthandler
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -134,19 +135,26 @@ def polls_a_flag(cuda: Driver) -> int:
 
 
 PAGE = 4096
+READ, POLL = RawRead.NUMBER, 7  # on x86-64
+Call = Callable[..., int]  # by number, then its arguments
 
 
-def until_it_waits(thread: int) -> None:
-    """Until the thread is in its call into the kernel, and stays there."""
+class PollFile(c.Structure):
+    _fields_ = [("file", c.c_int), ("events", c.c_short), ("happened", c.c_short)]
+
+
+def until_it_waits(thread: int, number: int) -> None:
+    """Until the thread is in that call into the kernel, and stays there."""
     call = Path(f"/proc/self/task/{thread}/syscall")
-    while call.read_text().split()[0] != str(RawRead.NUMBER):
+    while call.read_text().split()[0] != str(number):
         os.sched_yield()
 
 
-def races_beside_a_read(cuda: Driver, call: Callable[..., int], *, into_pinned: bool) -> int:
+def races_beside_a_call(cuda: Driver, call: Call, number: int, *, into_pinned: bool = False) -> int:
     """The device reads all but the first page. A byte of it is written while another thread waits in `call`.
 
-    The call reads into the first page. Or it reads elsewhere, and where it takes no argument stands the byte's address.
+    The call reads into the first page. Or it is about other memory, and where it takes no argument stands the byte's
+    address.
     """
     host = cuda.pinned(BYTES)
     own = c.create_string_buffer(1)
@@ -154,38 +162,47 @@ def races_beside_a_read(cuda: Driver, call: Callable[..., int], *, into_pinned: 
     threads: queue.Queue[int] = queue.Queue()
     place = c.addressof(host if into_pinned else own)
     unused = 0 if into_pinned else c.addressof(host) + AT
+    waits = PollFile(ours, select.POLLIN, 0)
+    arguments = (ours, place, 1, unused) if number == READ else (c.addressof(waits), 1, -1, unused)
 
-    def read() -> None:
+    def wait() -> None:
         threads.put(threading.get_native_id())
-        call(RawRead.NUMBER, ours, c.c_void_p(place), 1, c.c_void_p(unused))
+        call(*map(c.c_long, (number, *arguments)))
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    until_it_waits(threads.get())
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    until_it_waits(threads.get(), number)
     cuda.library.fakeHold(cuda.stream)
     source = Address(c.addressof(host) + PAGE)
     cuda("cuMemcpyHtoDAsync_v2", cuda.device, source, Size(BYTES - PAGE), cuda.stream)
     host[AT] = NEW
     os.write(theirs, b"x")
-    reader.join()
+    waiter.join()
     finish(cuda)
-    return 0 if c.string_at(place, 1) == b"x" else 9
+    return 0 if (c.string_at(place, 1) if number == READ else os.read(ours, 1)) == b"x" else 9
 
 
-def read_by(raw: bool) -> Callable[..., int]:
-    """By the C library's `syscall`, or past the C library."""
-    if not raw:
-        return c.CDLL(None).syscall
+def past_the_c_library() -> Call:
     made = RawRead()
-    form = c.CFUNCTYPE(c.c_long, c.c_long, c.c_long, c.c_void_p, c.c_long, c.c_void_p)
-    call = form(c.addressof(made.code))
+    call = c.CFUNCTYPE(*[c.c_long] * 6)(c.addressof(made.code))
     return lambda *arguments, _made=made: int(call(*arguments))
 
 
-BESIDE_A_READ = ("by_number", "by_number_of_another", "by_raw_call", "by_raw_call_of_another")
-for name in BESIDE_A_READ:
-    by, into_pinned = read_by(name.startswith("by_raw")), not name.endswith("of_another")
-    PROGRAMS[name] = partial(races_beside_a_read, call=by, into_pinned=into_pinned)
+def poll(_number: c.c_long, *arguments: c.c_long) -> int:
+    return int(c.CDLL(None).poll(*arguments))
+
+
+BY_NUMBER, RAW = c.CDLL(None).syscall, past_the_c_library()
+BESIDE_A_CALL: dict[str, Callable[[Driver], int]] = {
+    "read_by_number_into_pinned": partial(races_beside_a_call, call=BY_NUMBER, number=READ, into_pinned=True),
+    "read_by_number": partial(races_beside_a_call, call=BY_NUMBER, number=READ),
+    "raw_read_into_pinned": partial(races_beside_a_call, call=RAW, number=READ, into_pinned=True),
+    "raw_read": partial(races_beside_a_call, call=RAW, number=READ),
+    "poll": partial(races_beside_a_call, call=poll, number=POLL),
+    "poll_by_number": partial(races_beside_a_call, call=BY_NUMBER, number=POLL),
+    "raw_poll": partial(races_beside_a_call, call=RAW, number=POLL),
+}
+PROGRAMS |= BESIDE_A_CALL
 
 
 if __name__ == "__main__":

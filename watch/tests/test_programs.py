@@ -11,7 +11,7 @@ import pytest
 from hostrace import launch
 from hostrace.errors import HostraceError
 from watch.tests.conftest import LIMIT_S, ROOT, WATCH, Outcome, Watch, tells_raw_calls
-from watch.tests.programs import BESIDE_A_READ
+from watch.tests.programs import BESIDE_A_CALL
 
 
 def ran(watch: Watch, name: str, *options: str, **more: str) -> Outcome:
@@ -53,10 +53,10 @@ def test_a_handler_of_the_program_gets_what_is_sent_to_it(watch: Watch) -> None:
     assert (done.status, done.times()) == (1, 1)
 
 
-@pytest.mark.parametrize("name", BESIDE_A_READ)
+@pytest.mark.parametrize("name", BESIDE_A_CALL)
 def test_a_call_that_waits_opens_no_page_that_it_does_not_touch(watch: Watch, name: str) -> None:
-    """Not those behind what it reads into, nor those at a number that happens to be an address."""
-    if name.startswith("by_raw") and not tells_raw_calls():
+    """Not those behind what it reads into, nor those at what it does not take."""
+    if name.startswith("raw") and not tells_raw_calls():
         pytest.skip("Linux does not hand over such calls")
     done = ran(watch, name)
     assert (done.status, done.times()) == (1, 1), done.said

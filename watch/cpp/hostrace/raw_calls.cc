@@ -53,9 +53,37 @@ long to_kernel(const Call& call) {
     return to_linux(call.number, a, b, c, d, e, f);
 }
 
+// Calls that may wait for long, and how many arguments they take: what stands behind these hides no race meanwhile. Most
+// others return in a moment.
+struct Takes {
+    long number;
+    std::size_t arguments;
+};
+constexpr std::array kTakes{
+#ifdef SYS_poll  // aarch64 has the newer ones alone
+    Takes{SYS_poll, 3},     Takes{SYS_select, 5},          Takes{SYS_epoll_wait, 4},
+#endif
+    Takes{SYS_ppoll, 5},    Takes{SYS_nanosleep, 2},       Takes{SYS_clock_nanosleep, 4},
+    Takes{SYS_accept, 3},   Takes{SYS_accept4, 4},         Takes{SYS_connect, 3},
+    Takes{SYS_recvmmsg, 5}, Takes{SYS_sendmmsg, 4},        Takes{SYS_wait4, 4},
+    Takes{SYS_waitid, 5},   Takes{SYS_rt_sigtimedwait, 4}, Takes{SYS_rt_sigsuspend, 2},
+    Takes{SYS_semop, 3},    Takes{SYS_semtimedop, 4},      Takes{SYS_msgsnd, 4},
+    Takes{SYS_msgrcv, 5},   Takes{SYS_mq_timedsend, 5},    Takes{SYS_mq_timedreceive, 5},
+    Takes{SYS_openat, 4},   Takes{SYS_ioctl, 3},           Takes{SYS_fcntl, 3},
+};
+
+std::size_t taken_by(const Call& call) {
+    constexpr long kWait = 0, kOperation = 0x7f;  // of a futex, without its flags
+    if (call.number == SYS_futex && (call.arguments[1] & kOperation) == kWait) {
+        return 4;
+    }
+    const auto* const known =
+        std::find_if(kTakes.begin(), kTakes.end(), [&](const Takes& each) { return each.number == call.number; });
+    return known == kTakes.end() ? kArguments : known->arguments;
+}
+
 long to_kernel_again(const Call& call) {
-    const auto& [a, b, c, d, e, f] = call.arguments;
-    const Opened opened(a, b, c, d, e, f);
+    const Opened opened(Taken<kArguments>{taken_by(call), call.arguments});
     return again([&] { return to_kernel(call); }, by_errno);
 }
 

@@ -65,6 +65,14 @@ class Settled {
     std::size_t count_ = 0;
 };
 
+// The arguments of a call. In the places of those that it does not take stands what was there before, which may be an
+// address in pinned memory, and nothing of it is touched.
+template <std::size_t N>
+struct Taken {
+    std::size_t count;
+    std::array<long, N> arguments;
+};
+
 // What a call is given by address, whatever it is, and of which size if that is not told: the pages from there on stay
 // open until it returns. A call that fails with EFAULT may have taken something by then: a message, a connection, the end
 // of a child.
@@ -72,16 +80,11 @@ class Opened {
   public:
     template <typename... Arguments>
     explicit Opened(Arguments... arguments) {
-        Watcher* watch = watcher();
-        if (watch == nullptr) {
-            return;
-        }
-        const std::array<Span, sizeof...(arguments)> given{from(arguments)...};
-        for (const Span& each : given) {
-            if (watch->ranges.near(each.begin)) {
-                open(*watch, each);
-            }
-        }
+        open_each(std::array<Span, sizeof...(arguments)>{from(arguments)...}, sizeof...(arguments));
+    }
+    template <std::size_t N>
+    explicit Opened(const Taken<N>& taken) {
+        open_each(taken.arguments, taken.count);
     }
     Opened(const Opened&) = delete;
     Opened& operator=(const Opened&) = delete;
@@ -103,6 +106,17 @@ class Opened {
 
   private:
     static constexpr std::size_t kBytes = std::size_t{64} << 10U;
+
+    template <typename Given>
+    void open_each(const Given& given, std::size_t count) {
+        Watcher* watch = watcher();
+        for (std::size_t at = 0; at < count && watch != nullptr; ++at) {
+            const Span span = from(given[at]);
+            if (watch->ranges.near(span.begin)) {
+                open(*watch, span);
+            }
+        }
+    }
 
     void open(Watcher& watch, Span span) {
         const ErrnoKept before_the_call;

@@ -141,25 +141,25 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
                  (to, room, size, count, file), write, to, (size * count))
 
 // On x86-64 and aarch64 each of these takes its arguments in the same places, whatever and how many they are.
-#define HOSTRACE_AGAIN(name, refused) HOSTRACE_AGAIN_BEHIND(, name, refused)
-#define HOSTRACE_AGAIN_BEHIND(before, name, refused)                                                          \
+#define HOSTRACE_AGAIN(name, takes, refused) HOSTRACE_AGAIN_BEHIND(, name, takes, refused)
+#define HOSTRACE_AGAIN_BEHIND(before, name, takes, refused)                                                   \
     HOSTRACE_EXPORT long again_##name(long a, long b, long c, long d, long e, long f, long g) __asm__(#name); \
     long again_##name(long a, long b, long c, long d, long e, long f, long g) {                               \
         HOSTRACE_FOUND_AT_START static Next<long(long, long, long, long, long, long, long)> next(#name);      \
-        const Opened opened(a, b, c, d, e, f, g);                                                             \
+        const Opened opened(Taken<7>{takes, {a, b, c, d, e, f, g}});                                          \
         before;                                                                                               \
         return again([&] { return next(a, b, c, d, e, f, g); }, refused);                                     \
     }
-#define AGAIN(name) HOSTRACE_AGAIN(name, by_errno)
-#define NULL_AGAIN(name) HOSTRACE_AGAIN(name, by_null)
-#define NUMBER_AGAIN(name) HOSTRACE_AGAIN(name, by_number)
+#define AGAIN(name, takes) HOSTRACE_AGAIN(name, takes, by_errno)
+#define NULL_AGAIN(name, takes) HOSTRACE_AGAIN(name, takes, by_null)
+#define NUMBER_AGAIN(name, takes) HOSTRACE_AGAIN(name, takes, by_number)
 // These start the program, with the environment that is given, or with the process's own.
-#define STARTS(name, refused, program, environment)                                                                    \
+#define STARTS(name, takes, refused, program, environment)                                                             \
     HOSTRACE_AGAIN_BEHIND(                                                                                             \
         [[maybe_unused]] const long a_shell = reinterpret_cast<long>("/bin/sh");                                       \
         [[maybe_unused]] const long of_process = reinterpret_cast<long>(environ);                                      \
         say_if_left_behind(reinterpret_cast<const char*>(program), reinterpret_cast<const char* const*>(environment)), \
-        name, refused)
+        name, takes, refused)
 #include "hostrace/again.def"
 
 // The C library makes calls of its own for these.
