@@ -651,6 +651,35 @@ PROGRAM(interrupts_that_touch_neighbours) {
     std::printf("ticked\n");
     return 0;
 }
+// Often enough to come while hostrace is at its books for a call of the program itself.
+PROGRAM(interrupts_that_call_into_pinned_memory) {
+    static char* page;
+    static int zeros;
+    static std::atomic<int> ticks{0};
+    static std::atomic<int> refused{0};
+    Pinned pinned;
+    page = pinned.page;
+    zeros = open("/dev/zero", O_RDONLY);
+    struct sigaction action{};
+    action.sa_handler = [](int) {
+        iovec parts[2] = {{page + 16, 4}, {page + 24, 4}};
+        const bool is_well = read(zeros, page + 16, 4) == 4 && readv(zeros, parts, 2) == 8 &&
+                             syscall(SYS_read, zeros, page + 16, 4) == 4 &&
+                             clock_gettime(CLOCK_MONOTONIC, reinterpret_cast<timespec*>(page + 64)) == 0;
+        refused += is_well ? 0 : 1;
+        ++ticks;
+    };
+    sigaction(SIGALRM, &action, nullptr);
+    const itimerval often{{0, 50}, {0, 50}};
+    setitimer(ITIMER_REAL, &often, nullptr);
+    while (ticks < 4000) {
+        refused += read(zeros, page + 32, 4) == 4 ? 0 : 1;
+    }
+    const itimerval never{};
+    setitimer(ITIMER_REAL, &never, nullptr);
+    std::printf("refused: %d\n", refused.load());
+    return 0;
+}
 // Where there are some; of the usual ones elsewhere.
 PROGRAM(registered_large_pages) {
     constexpr std::size_t bytes = std::size_t{4} << 20;

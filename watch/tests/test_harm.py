@@ -93,6 +93,7 @@ CASES = [
     "handlers_by_other_names_of_sigaction",
     "handlers_that_block_signals_behind_them",
     "handlers_that_interrupt",
+    "interrupts_that_call_into_pinned_memory",
     "interrupts_that_touch_neighbours",
     "jumps_out_of_a_handler",
     "jumps_that_restore_masks",

@@ -96,14 +96,7 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     }
     Thread& thread = self();
     if (watch->guard.locked_by_me()) {
-        // A handler of the program interrupted us at our books. Waiting for ourselves would never end: open the page.
-        count(watch->counts.dropped);
-        const auto opened = [&](std::uintptr_t page) {
-            void* const begin = reinterpret_cast<void*>(address & ~(page - 1));
-            return libc::mprotect(begin, page, PROT_READ | PROT_WRITE) == 0;
-        };
-        const std::uintptr_t large = watch->guard.large_page();
-        return opened(kPageSize) || (large != 0 && opened(large));
+        return watch->open_past_the_books({address, address + 1});
     }
     const Access access = machine::writes(context) ? Access::write : Access::read;
     const Verdict verdict = watch->guard.touch(address, 1, access);

@@ -120,8 +120,9 @@ class Opened {
 
     void open(Watcher& watch, Span span) {
         const ErrnoKept before_the_call;
-        if (count_ < openings_.size() && !watch.guard.locked_by_me() &&
-            watch.ranges.meet({span.begin, span.begin + 1})) {
+        if (watch.guard.locked_by_me()) {
+            static_cast<void>(watch.open_past_the_books(span));
+        } else if (count_ < openings_.size() && watch.ranges.meet({span.begin, span.begin + 1})) {
             openings_[count_++] = watch.guard.open_for_now(pages_around(span));
         }
     }
@@ -139,7 +140,7 @@ auto again(Call call, Refused refused) {
     const int errno_before = errno;
     auto result = call();
     Watcher* watch = refused(result) ? watcher() : nullptr;
-    if (watch != nullptr) {
+    if (watch != nullptr && !watch->guard.locked_by_me()) {  // else a handler interrupted us, and these pages are open
         const Opening opening = watch->guard.open_all_for_now();
         errno = errno_before;
         result = call();

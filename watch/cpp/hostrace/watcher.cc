@@ -160,6 +160,10 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
         return {};
     }
     bytes = std::min(bytes, ~begin - kPageSize);
+    if (guard.locked_by_me()) {
+        static_cast<void>(open_past_the_books({begin, begin + bytes}));
+        return {};
+    }
     for (;;) {
         const Verdict verdict = guard.settle(begin, bytes, access);
         if (verdict.answer != Answer::race) {
@@ -169,6 +173,21 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
         native_frames(frames);
         raced({verdict, access, how, nullptr, frames.data()});
     }
+}
+
+bool Watcher::open_past_the_books(Span touched) {
+    count(counts.dropped);
+    const auto opened = [](std::uintptr_t address, std::uintptr_t page) {
+        return libc::mprotect(reinterpret_cast<void*>(address & ~(page - 1)), page, PROT_READ | PROT_WRITE) == 0;
+    };
+    const std::uintptr_t large = guard.large_page();
+    bool any = false;
+    const Span pages = pages_around(touched);
+    for (std::uintptr_t page = pages.begin; page != pages.end; page += kPageSize) {
+        any |=
+            ranges.meet({page, page + kPageSize}) && (opened(page, kPageSize) || (large != 0 && opened(page, large)));
+    }
+    return any;
 }
 
 void Watcher::give_back(std::uintptr_t begin, std::size_t bytes, const char* how) {

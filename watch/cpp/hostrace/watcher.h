@@ -37,6 +37,9 @@ struct Watcher {
     // Before the kernel touches memory for the program, perhaps after a long wait; what it returns must be closed behind
     // the call. Memory that is nowhere near pinned memory costs two reads.
     Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);
+    // For a handler of the program that interrupted us at our books: waiting for ourselves would never end. False where
+    // none of it is pinned, or it cannot be opened.
+    bool open_past_the_books(Span touched);
     // Memory that goes back to its owner.
     void give_back(std::uintptr_t begin, std::size_t bytes, const char* how);
 };
