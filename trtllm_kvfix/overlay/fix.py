@@ -46,6 +46,7 @@ STATES = {
 class Answer:
     state: State
     reason: str  # what was seen, in one line, for `doctor` and the log
+    only_with_host_tier: bool = False  # upstream's own
 
 
 @dataclass(frozen=True)

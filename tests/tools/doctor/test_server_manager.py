@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.fixes.probe_answers import needed
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 from trtllm_kvfix.tools.doctor.server_manager import FILE, SETTING, of_default, of_server
 
@@ -89,9 +90,37 @@ def test_of_several_files_the_last_that_says_it_counts(tmp_path: Path) -> None:
 
 def test_a_fix_for_one_manager_alone_is_needed_where_that_one_may_run(tmp_path: Path) -> None:
     v2 = of_default(upstream(tmp_path, config("= True")))
-    needless = {fix.id for fix in ALL if not v2.needs(fix)}
+    needless = {fix.id for fix in ALL if not v2.needs(fix, None)}
     of_v1 = {"staged-offsets-v1", "computed-blocks", "batched-admission", "token-budget", "concurrent-pins"}
     assert needless == of_v1 | {"partial-copies"}
     v1 = of_default(upstream(tmp_path, config("= False")))
-    assert [fix.id for fix in ALL if not v1.needs(fix)] == ["staged-offsets-v2", "connector-prefixes"]
-    assert all(map(of_default(upstream(tmp_path, "")).needs, ALL))
+    assert [fix.id for fix in ALL if not v1.needs(fix, None)] == ["staged-offsets-v2", "connector-prefixes"]
+    unknown = of_default(upstream(tmp_path, ""))
+    assert all(unknown.needs(fix, None) for fix in ALL)
+
+
+@pytest.mark.parametrize(
+    ("texts", "has_host_tier"),
+    [
+        ((), None),
+        (("max_batch_size: 8",), None),
+        (("kv_cache_config: {max_tokens: 3}",), False),
+        (("kv_cache_config: {host_cache_size: 0}",), False),
+        (("kv_cache_config: {host_cache_size: 4096}",), True),
+        (("kv_cache_config: {host_cache_size: 4096}", "kv_cache_config: {max_tokens: 3}"), True),
+        (("kv_cache_config: {host_cache_size: 4096}", "kv_cache_config: {host_cache_size: 0}"), False),
+    ],
+)
+def test_a_host_tier_is_known_where_a_file_speaks_of_the_cache(
+    tmp_path: Path, texts: tuple[str, ...], has_host_tier: bool | None
+) -> None:
+    files = []
+    for number, text in enumerate(texts):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        files.append(str(file))
+    found = of_server(upstream(tmp_path, config("= False")), files)
+    assert found.has_host_tier is has_host_tier
+    fix = FIXES["partial-copies"]
+    assert found.needs(fix, needed("", only_with_host_tier=True)) is (has_host_tier is not False)
+    assert found.needs(fix, needed(""))

@@ -96,6 +96,29 @@ def test_upstream_s_own_host_tier_is_warned_of_where_its_books_are_wrong(
     assert ("warning: server.yaml sets host_cache_size: 4096" in " ".join(advice)) == warns
 
 
+@pytest.mark.parametrize(
+    ("cache", "hit", "needless"),
+    [("{host_cache_size: 4096}", "H8 and H17;", False), ("{max_tokens: 512}", "H7 and H8;", True)],
+)
+def test_a_hazard_that_takes_a_host_tier_is_none_where_the_file_gives_none(
+    tmp_path: Path, cache: str, hit: str, needless: bool
+) -> None:
+    place = as_release(tmp_path, "1.2.0", v2=False)
+    (place / "server.yaml").write_text(f"kv_cache_config: {cache}\n")
+    command = ("--", sys.executable, "server.py", "--config", "server.yaml")
+    verdict, advice, code = doctor(place, "B", *command, launcher=RUN)
+    assert verdict.startswith("FIXED, nothing is missing: default manager V1, hit by H1, H3, ") and hit in verdict
+    assert ("  not needed without a host tier: partial-copies" in advice) is needless
+    assert ("partial-copies" in verdict) is not needless and code == 0
+
+
+def test_where_copies_are_never_ordered_it_takes_no_host_tier(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("kv_cache_config: {max_tokens: 512}\n")
+    command = ("--", sys.executable, "server.py", "--config", str(tmp_path / "server.yaml"))
+    verdict, _, _ = doctor(STANDIN, "A", *command, launcher=RUN)
+    assert " H8 and H17; " in verdict and "partial-copies" in verdict
+
+
 def test_a_fix_that_cannot_matter_may_be_off(v2: Path) -> None:
     verdict, _, code = doctor(v2, "D", launcher=(*RUN[:-1], "--fix", "token-budget=off", "--"))
     assert verdict.startswith("FIXED, nothing is missing: ") and code == 0
@@ -132,7 +155,7 @@ def test_a_checkout_is_hit_whatever_runs_here(v2: Path) -> None:
 )
 def test_what_is_off_or_only_observed_is_not_called_fixed(options: tuple[str, ...], standing: str, advice: str) -> None:
     verdict, lines, _ = doctor(STANDIN, "B", launcher=(*RUN[:-1], *options, "--"))
-    assert verdict.startswith(f"{standing}default manager V1, hit by H1, H3, H7, H8 and H17; ")
+    assert verdict.startswith(f"{standing}default manager V1, hit by H1, H3, H7, H8 and H17 (with a host tier); ")
     assert any(line.startswith(f"  {advice}") for line in lines)
 
 

@@ -121,7 +121,10 @@ def probe(up: Upstream) -> Answer:
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
     if not orders_copies(up):
         return needed("no step waits for the copy of a block that matches in part")
-    return needed("with a host tier, a block that matches in part may be overwritten before it is copied")
+    return needed(
+        "with a host tier, a block that matches in part may be overwritten before it is copied",
+        only_with_host_tier=True,
+    )
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface

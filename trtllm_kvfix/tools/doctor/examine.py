@@ -168,28 +168,32 @@ def hook_state(settings: Settings) -> str:
 def described_fixes(
     fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str, manager: ServerManager, *, forced: bool
 ) -> list[dict[str, Any]]:
-    return [
-        status.as_dict()
-        | {
+    described = []
+    for fix, status in zip(fixes, statuses, strict=True):
+        matters = manager.needs(fix, status.answer)
+        more = {
             "hazard": fix.hazard,
             "upstream": list(fix.upstream),
             "only_for": fix.only_for,
-            "matters": manager.needs(fix),
-            "lack": _lack_word(status, hook, forced=forced) if manager.needs(fix) else None,
-            "outlook": outlook(status, hook) if manager.needs(fix) else not_needed(status, manager),
+            "only_with_host_tier": status.answer is not None and status.answer.only_with_host_tier,
+            "matters": matters,
+            "lack": _lack_word(status, hook, forced=forced) if matters else None,
+            "outlook": outlook(status, hook) if matters else not_needed(status, fix, manager),
         }
-        for fix, status in zip(fixes, statuses, strict=True)
-    ]
+        described.append(status.as_dict() | more)
+    return described
 
 
 def mattering(fixes: Sequence[Fix], statuses: Sequence[FixStatus], manager: ServerManager) -> list[FixStatus]:
     """Those that could change anything in a server with this manager."""
-    return [status for fix, status in zip(fixes, statuses, strict=True) if manager.needs(fix)]
+    return [status for fix, status in zip(fixes, statuses, strict=True) if manager.needs(fix, status.answer)]
 
 
-def not_needed(status: FixStatus, manager: ServerManager) -> str:
-    needed = status.answer is not None and status.answer.state in (State.NEEDED, State.UNKNOWN)
-    return f"not needed for {manager.name}" if needed else status.word
+def not_needed(status: FixStatus, fix: Fix, manager: ServerManager) -> str:
+    if status.answer is None or status.answer.state not in (State.NEEDED, State.UNKNOWN):
+        return status.word
+    serves = fix.only_for is None or manager.name in (None, fix.only_for)
+    return "not needed without a host tier" if serves else f"not needed for {manager.name}"
 
 
 def outlook(status: FixStatus, hook: str) -> str:

@@ -61,12 +61,17 @@ def verdict(report: Mapping[str, Any]) -> str:
         if _lacking(overlay, Lack.UNDECIDED) or overlay["variant"] == UNKNOWN:
             return f"CANNOT TELL: {manager}, and no probe knows this TensorRT-LLM."
         return f"NOT HIT{well}: {manager}, no hazard that a fix ends."
-    by = listed(dict.fromkeys(fix["hazard"] for fix in hits))
+    by = listed(dict.fromkeys(_hazard(fix, overlay) for fix in hits))
     fixes = listed(fix["id"] for fix in hits)
     standing = _standing(report)
     if well and standing in (NOT_FIXED, PARTLY_FIXED):
         well = ", by your settings"
     return f"{standing}{well}: {manager}, hit by {by}; {fixes} {form(len(hits), 'fixes it', 'fix them')}."
+
+
+def _hazard(fix: Mapping[str, Any], overlay: Mapping[str, Any]) -> str:
+    has_host_tier = overlay["manager"]["has_host_tier"] or not fix["only_with_host_tier"]
+    return str(fix["hazard"]) if has_host_tier else f"{fix['hazard']} (with a host tier)"
 
 
 def _hits(overlay: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -155,9 +160,11 @@ def _advice_on_fixes(report: Mapping[str, Any]) -> Iterator[str]:
     observed = [fix["id"] for fix in _hits(overlay) if fix["choice"] == "observe" and fix["lack"] is None]
     if observed:
         yield f"only observed, not fixed: {', '.join(observed)}"
-    needless = [fix["id"] for fix in overlay["fixes"] if fix["outlook"].startswith("not needed for")]
-    if needless:
-        yield f"not needed for {overlay['manager']['name']}: {', '.join(needless)}"
+    needless: dict[str, list[str]] = {}
+    for fix in overlay["fixes"]:
+        if fix["outlook"].startswith("not needed "):
+            needless.setdefault(fix["outlook"], []).append(fix["id"])
+    yield from (f"{why}: {', '.join(ids)}" for why, ids in needless.items())
 
 
 def _fitting(paragraphs: Sequence[str]) -> list[str]:

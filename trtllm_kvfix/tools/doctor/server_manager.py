@@ -4,19 +4,19 @@
 counts, which is read in the source and not run. What cannot be seen from here: Python that starts a server may set it,
 too, some models bring a manager of their own, and TensorRT-LLM may fall back to V1 where V2 lacks a feature.
 
-Its host tier is here, too, where upstream's C++ loses count of free blocks and no fix reaches it. Up to 1.3.0rc13 V1's
-offload claims a block after it has changed tiers, so queues and counters of two tiers are mixed up (T#12834).
+Whether it has upstream's own host tier is here, too: some hazards need one, and up to 1.3.0rc13 V1's offload claims a
+block after it has changed tiers, so queues and counters of two tiers are mixed up, and no fix reaches that (T#12834).
 """
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.overlay import releases, server_config
-from trtllm_kvfix.overlay.fix import Fix, Manager
+from trtllm_kvfix.overlay.fix import Answer, Fix, Manager
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 
 FILE = "llmapi/llm_args.py"
@@ -32,21 +32,31 @@ class ServerManager:
     name: Manager | None  # None: it does not show here
     said: str  # for the verdict
     why: str
+    has_host_tier: bool | None = None  # None: it does not show here
 
-    def needs(self, fix: Fix) -> bool:
-        """Whether the fix could change anything in this server."""
-        return fix.only_for is None or self.name is None or fix.only_for == self.name
+    def needs(self, fix: Fix, answer: Answer | None) -> bool:
+        """Whether the fix could change anything in this server. `answer`: of its probe."""
+        serves = fix.only_for is None or self.name in (None, fix.only_for)
+        needs_host_tier = answer is not None and answer.only_with_host_tier
+        return serves and not (needs_host_tier and self.has_host_tier is False)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "said": self.said, "why": self.why}
+        return {"name": self.name, "said": self.said, "why": self.why, "has_host_tier": self.has_host_tier}
 
 
 def of_server(package: Path, command: Iterable[str] = ()) -> ServerManager:
     """`package` is upstream's folder, and `command` starts the server."""
-    for file, section in _cache_sections(command):
-        if SETTING in section:
-            return _made(section[SETTING], f"{file.name}'s manager", f"{file} sets {SETTING}")
-    return of_default(package)
+    sections = list(_cache_sections(command))
+    chosen = next(
+        (
+            _made(section[SETTING], f"{file.name}'s manager", f"{file} sets {SETTING}")
+            for file, section in sections
+            if SETTING in section
+        ),
+        None,
+    )
+    has_host_tier = bool(_host_tier(sections)) if sections else None
+    return replace(chosen or of_default(package), has_host_tier=has_host_tier)
 
 
 def of_default(package: Path) -> ServerManager:
@@ -72,14 +82,21 @@ def host_tier_warning(version: str | None, manager: ServerManager, command: Iter
     key, repaired = releases.key_of(version or ""), releases.key_of(HOST_TIER_REPAIRED)
     if key is None or repaired is None or key >= repaired or manager.name == "V2":
         return ""
-    for file, section in _cache_sections(command):
-        size = section.get(HOST_TIER)
-        if isinstance(size, int | float) and size > 0:
-            return (
-                f"{file.name} sets {HOST_TIER}: {size}; before {HOST_TIER_REPAIRED} V1's own host tier corrupts its "
-                "counts of free blocks, and no fix reaches it: set it to 0 and use our offload connector, or upgrade "
-                "(docs/hazards/unfixed.md)"
-            )
+    if said := _host_tier(_cache_sections(command)):
+        return (
+            f"{said}; before {HOST_TIER_REPAIRED} V1's own host tier corrupts its counts of free blocks, and no fix "
+            "reaches it: set it to 0 and use our offload connector, or upgrade (docs/hazards/unfixed.md)"
+        )
+    return ""
+
+
+def _host_tier(sections: Iterable[tuple[Path, Mapping[str, Any]]]) -> str:
+    """Which file gives it a size, in words. Nothing: none does, and by default there is none."""
+    for file, section in sections:
+        if HOST_TIER in section:
+            size = section[HOST_TIER]
+            has_size = isinstance(size, int | float) and size > 0
+            return f"{file.name} sets {HOST_TIER}: {size}" if has_size else ""
     return ""
 
 
