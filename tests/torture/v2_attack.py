@@ -19,6 +19,8 @@ from .v2_books import Books, Levels, OurLevels
 from .v2_contents import Contents, Launch, Load, Piece
 
 STEPS = int(os.environ.get("TORTURE_STEPS", "300"))
+# Of canaries that have nothing to say. `make ci-long` listens for longer.
+SILENT_STEPS = int(os.environ.get("TORTURE_STEPS", "150"))
 BATCH, BUDGET, PAGES, HOST_PAGES = 6, 40, 26, 80
 ACTIVE, TOKENS_MAX = 9, 60
 HAPPENS = {

@@ -24,6 +24,7 @@ from watch.tests.conftest import ROOT, compiler, tells_raw_calls
 SOURCE = ROOT / "watch/harm/programs.cc"
 SANDBOXES = SOURCE.with_name("programs_of_sandboxes.cc")
 TIMES = 3
+TSAN_OPTIONS = "report_bugs=0:atexit_sleep_ms=0"  # by default each process sleeps for a second at its end
 PT_TLS = 7
 # Traps of WebAssembly are faults that the engine catches.
 WASM = "0061736d01000000010401600000030201000503010001070501016600000a0d010b00418080c0002802001a0b"
@@ -351,7 +352,7 @@ def test_a_program_with_a_sanitizer_runs(
         program = compiled(tmp_path, sources, f"-fsanitize={sanitizer}")
     except subprocess.CalledProcessError:
         pytest.skip(f"the compiler has no {sanitizer} sanitizer")
-    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0:handle_segv=2", "TSAN_OPTIONS": "report_bugs=0"}
+    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0:handle_segv=2", "TSAN_OPTIONS": TSAN_OPTIONS}
     for name in names:
         processes = harmless([str(program), name], quiet, seen_in(tmp_path))
         assert len(processes) == TIMES
@@ -367,7 +368,7 @@ def test_a_program_is_watched_through_a_sanitizer_of_clang(
     program = compiled(
         tmp_path, [SOURCE, SOURCE.with_name("programs_of_signals.cc")], f"-fsanitize={sanitizer}", by=clang
     )
-    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=0"}
+    quiet = {**environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": TSAN_OPTIONS}
     for name in ("blocked_recv", "calls_beside_pinned_memory", "handler_that_touches_pinned_memory"):
         processes = harmless([str(program), name], quiet, seen_in(tmp_path))
         assert [process.refused for process in processes if process.refused] == []
