@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Where somebody is held until then, as short as a touch allows. Else the program opens it, and this only ends a hang.
-HELD_WITHIN_S, WITHIN_S = 0.04, 60.0
+# Where somebody is held until then: time enough for a touch on a busy machine. Else the program opens it, and this only
+# ends a hang.
+HELD_WITHIN_S, WITHIN_S = 0.1, 60.0
 WAIT_GEQ = 0
 OPENER = """
 import mmap, os, select, struct, sys, time
