@@ -1112,7 +1112,9 @@ PROGRAM(raw_call_beside_registered_memory) {
 }
 // Faults, calls of the C library that go well, and calls of the driver.
 PROGRAM(errno_is_left_alone) {
+    errno = kErrno;
     Cuda cuda;
+    std::printf("initialized: %s\n", std::strerror(errno));
     char* page = cuda.pinned(2 * kPage);
     const Pair pair(SOCK_STREAM);
     const auto left = [](const char* what, const auto& touch) {

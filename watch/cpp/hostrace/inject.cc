@@ -12,6 +12,7 @@
 
 #include "hostrace/calls.h"
 #include "hostrace/driver.h"
+#include "hostrace/errno_kept.h"
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/machine.h"
@@ -177,6 +178,7 @@ bool start(Watcher& watch) {
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     using namespace hostrace;
+    const ErrnoKept of_the_program;
     asked = true;
     const char* folder = getenv("HOSTRACE_DIR");
     if (folder == nullptr || watcher() != nullptr) {
