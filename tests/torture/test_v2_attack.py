@@ -68,7 +68,7 @@ def test_where_upstream_waits_and_none_fails_a_target_alone_is_right(way: Way) -
 @pytest.mark.parametrize("way", [*TARGETS, *DRAFTS, *AWAITED], ids=str)
 def test_with_all_fixes_nothing_is_wrong(way: Way) -> None:
     with way.build(), applied(needed(way.variant)) as registry, attacked(way, SEED) as attack:
-        attack.run()
+        attack.run(until=HAPPENS)
         require_right(attack)
         assert way.variant not in FENCED or attack.server.witness.corruptions == [], HERE
         assert faults(registry) == []

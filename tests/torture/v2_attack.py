@@ -4,7 +4,7 @@ and some of them accepted.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -106,6 +106,7 @@ class Attack:
     _iteration: int = 0
     _numbers: int = 0
     _stops_at: int = 0
+    _until: Collection[str] = ()
 
     def __post_init__(self) -> None:
         executor = self.executor = self.server.executor
@@ -134,8 +135,9 @@ class Attack:
         self.output = import_module(f"{PYEXECUTOR}.scheduler").SchedulerOutput
         self.rebalance: Callable[[], None] = self._rebalance  # a loop that does it itself has its own
 
-    def run(self, steps: int = STEPS) -> None:
-        self._stops_at = steps
+    def run(self, steps: int = STEPS, until: Collection[str] = ()) -> None:
+        """Go on behind these steps until all of this has happened: not for more than three times as many."""
+        self._stops_at, self._until = steps, until
         with self.server.stall(draft=self.way.draft):
             self.executor._run_worker()
         if self.executor.event_loop_error is not None:
@@ -168,7 +170,8 @@ class Attack:
         assert self._iteration < 20 * self._stops_at + 2000, "nothing goes on any more"
         for loading in [each for each in self._loading.values() if each.due <= self._iteration]:
             self._finish_load(loading)
-        if self.server.witness.steps >= self._stops_at:
+        steps = self.server.witness.steps
+        if steps >= self._stops_at and (steps >= 3 * self._stops_at or self.did.keys() >= set(self._until)):
             self.executor.is_shutdown = True
             return
         while len(self.executor.active_requests) < ACTIVE:
