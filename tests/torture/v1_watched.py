@@ -73,13 +73,16 @@ class Traffic:
         self.iterations += 1
         if self.cancels and self.iterations % 5 == 0 and executor.active_requests:
             executor.canceled_req_ids.append(self.random.choice(executor.active_requests).request_id)
-        if self.iterations % 11 == 0:
+        # The scheduler has counted the blocks that these will need, and no dummy: each may get one in this iteration.
+        is_short = manager.get_num_free_blocks() <= len(executor.active_requests)
+        if self._dummies and (is_short or self.iterations % 11 == 5):
+            for each in self._dummies:
+                manager.free_resources(each)
+            self._dummies = []
+        elif self.iterations % 11 == 0 and not is_short:
             self._dummies = manager.add_dummy_requests([DUMMY_ID + self.iterations]) or []
             for each in self._dummies:
                 self._write_as(each)
-        elif self.iterations % 11 == 5:
-            for each in self._dummies:
-                manager.free_resources(each)
         if self.plants_at and self.planted is None:
             self._plant()
 
