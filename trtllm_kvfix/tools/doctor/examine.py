@@ -170,15 +170,15 @@ def described_fixes(
 ) -> list[dict[str, Any]]:
     described = []
     for fix, status in zip(fixes, statuses, strict=True):
-        matters = manager.needs(fix, status.answer)
+        needless = manager.needless(fix, status.answer)
         more = {
             "hazard": fix.hazard,
             "upstream": list(fix.upstream),
             "only_for": fix.only_for,
             "only_with_host_tier": status.answer is not None and status.answer.only_with_host_tier,
-            "matters": matters,
-            "lack": _lack_word(status, hook, forced=forced) if matters else None,
-            "outlook": outlook(status, hook) if matters else not_needed(status, fix, manager),
+            "matters": not needless,
+            "lack": None if needless else _lack_word(status, hook, forced=forced),
+            "outlook": not_needed(status, needless) if needless else outlook(status, hook),
         }
         described.append(status.as_dict() | more)
     return described
@@ -189,11 +189,9 @@ def mattering(fixes: Sequence[Fix], statuses: Sequence[FixStatus], manager: Serv
     return [status for fix, status in zip(fixes, statuses, strict=True) if manager.needs(fix, status.answer)]
 
 
-def not_needed(status: FixStatus, fix: Fix, manager: ServerManager) -> str:
-    if status.answer is None or status.answer.state not in (State.NEEDED, State.UNKNOWN):
-        return status.word
-    serves = fix.only_for is None or manager.name in (None, fix.only_for)
-    return "not needed without a host tier" if serves else f"not needed for {manager.name}"
+def not_needed(status: FixStatus, why: str) -> str:
+    needed = status.answer is not None and status.answer.state in (State.NEEDED, State.UNKNOWN)
+    return f"not needed {why}" if needed else status.word
 
 
 def outlook(status: FixStatus, hook: str) -> str:

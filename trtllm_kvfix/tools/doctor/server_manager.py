@@ -36,9 +36,14 @@ class ServerManager:
 
     def needs(self, fix: Fix, answer: Answer | None) -> bool:
         """Whether the fix could change anything in this server. `answer`: of its probe."""
-        serves = fix.only_for is None or self.name in (None, fix.only_for)
+        return not self.needless(fix, answer)
+
+    def needless(self, fix: Fix, answer: Answer | None) -> str:
+        """Why it could not: what stands behind "not needed"."""
+        if fix.only_for is not None and self.name not in (None, fix.only_for):
+            return f"for {self.name}"
         needs_host_tier = answer is not None and answer.only_with_host_tier
-        return serves and not (needs_host_tier and self.has_host_tier is False)
+        return "without a host tier" if needs_host_tier and self.has_host_tier is False else ""
 
     def as_dict(self) -> dict[str, Any]:
         return {"name": self.name, "said": self.said, "why": self.why, "has_host_tier": self.has_host_tier}
