@@ -134,10 +134,11 @@ PYTEST := $(PY) -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 test-py: build bound  ## run the Python tests
 	@$(PYTEST)
 
-# No servers, no other processes of ours, and no watched programs.
+# No servers, no other processes of ours, no watched programs, and no figure of a page that is computed by a run.
 QUICK := $(addprefix tests/,bound claims core docs engine events executor managers metrics prose staging tools/doctor)
+NOT_QUICK := claims/test_shown.py claims/test_trees.py docs/test_readme_shows.py $(addprefix test_,examples.py going_back.py recording.py skips.py)
 test-quick: build bound  ## what to run after each edit: core, managers, staging, the fixes' controls, pages and house rules
-	@$(PYTEST) $(QUICK) $(filter-out $(addprefix tests/test_,examples.py going_back.py skips.py),$(wildcard tests/test_*.py))
+	@$(PYTEST) $(QUICK) $(addprefix --ignore=tests/,$(NOT_QUICK)) $(filter-out $(addprefix tests/,$(NOT_QUICK)),$(wildcard tests/test_*.py))
 
 test-cpp: gtest  ## run the C++ tests
 	@echo "building the C++ tests"
