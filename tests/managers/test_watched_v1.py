@@ -264,9 +264,10 @@ def test_a_request_that_has_ended_is_not_kept(server: Server) -> None:
     assert server.watched._batch == ([], [])
 
 
-def answer(server: Server, drafts: int, lag: int) -> tuple[Any, int]:
+def answer(server: Server, drafts: int, lag: int, extra: int = 0) -> tuple[Any, int]:
     """One that writes many blocks; its blocks have been others' before. `lag`: tokens that the host does not know yet.
-    Returns how many times it was asked."""
+    `extra`: further positions for which it has room, as the model's own engine wants them for its drafts. Returns how
+    many times it was asked."""
     server.manager.max_draft_len = drafts
     free = list(range(2, BLOCKS))
     for number, block in enumerate(free):
@@ -278,13 +279,13 @@ def answer(server: Server, drafts: int, lag: int) -> tuple[Any, int]:
     while done < (BLOCKS - 3) * SIZE:
         request.tokens = max(request.prompt, done + 1 - lag)
         blocks = server.manager.impl.blocks[1]
-        for _ in range(-(-(done + 1 + drafts) // SIZE) - len(blocks)):
+        for _ in range(-(-(done + 1 + drafts + extra) // SIZE) - len(blocks)):
             blocks = [*blocks, free.pop(draw.randrange(len(free)))]
         server.manager.grants[1] = blocks
         server.step((), (request,))
         server.write(request, done, done + 1 + drafts)
         done += 1 + draw.randint(0, drafts)
-        needed = -(-done // SIZE)
+        needed = -(-(done + extra) // SIZE)
         free += blocks[needed:]  # of rejected drafts
         server.manager.impl.blocks[1] = blocks[:needed]
     request.tokens = done + 1
@@ -323,8 +324,9 @@ def test_one_is_asked_behind_a_call_of_upstream_that_fails_and_in_its_second_lif
     assert server.report.counts == {} and server.watched.fault is None
 
 
-def test_drafts_are_followed_and_rejected_ones_do_not_count(server: Server) -> None:
-    report, _ = answer(server, 3, 0)
+@pytest.mark.parametrize("extra", [0, 2])
+def test_drafts_are_followed_and_rejected_ones_do_not_count(server: Server, extra: int) -> None:
+    report, _ = answer(server, 3, 0, extra)
     assert report.counts == {} and report.blocks_taken >= 2 * BLOCKS - 8
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,6 +61,7 @@ class KVCacheManagerV2:
     tokens_per_block = SIZE
     kv_connector_manager = None
     is_draft = False
+    draft_layer_ids: tuple[int, ...] = ()
     max_draft_len = 0
 
     def __init__(self, address: int, stream: int) -> None:
@@ -380,8 +381,10 @@ def test_followed_while_cached_such_a_block_would_be_a_false_finding(server: Ser
     assert got_and_given_back_between_two_steps(server).counts == {"changed": 1}
 
 
-def with_drafts(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Three a step, some of them accepted. Blocks that held none of these are given back."""
+def with_drafts(server: Server, monkeypatch: pytest.MonkeyPatch, extra: int = 0) -> Any:
+    """Three a step, some of them accepted. Blocks that held none of these are given back.
+
+    extra: further positions for which a request has room, as the model's own engine wants them for its drafts."""
     draw = random.Random(1)
     server.manager.max_draft_len = drafts = 3
     request = served(server, 1, [0, 1], prompt=6)
@@ -389,7 +392,7 @@ def with_drafts(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
     tokens = done + 1
     monkeypatch.setattr(Request, "get_num_tokens", lambda *_: tokens)
     while done < (SLOTS - 2) * SIZE:
-        cache.capacity = done + 1 + drafts
+        cache.capacity = done + 1 + drafts + extra
         while len(cache.slots) * SIZE < cache.capacity:
             cache.slots.append(free.pop(draw.randrange(len(free))))
         server.step(request)
@@ -397,16 +400,19 @@ def with_drafts(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
         server.compute(request, done + 1 + drafts)
         request.context_current_position = position
         done += 1 + draw.randint(0, drafts)
-        cache.capacity, tokens = done, done + 1
-        needed = -(-done // SIZE)
+        cache.capacity, tokens = done + extra, done + 1
+        needed = -(-cache.capacity // SIZE)
         free += cache.slots[needed:]
         del cache.slots[needed:]
     server.step(request, rounds=6)
     return server.report
 
 
-def test_accepted_drafts_fill_blocks_and_rejected_ones_do_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = with_drafts(server, monkeypatch)
+@pytest.mark.parametrize("extra", [0, 2])
+def test_accepted_drafts_fill_blocks_and_rejected_ones_do_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch, extra: int
+) -> None:
+    report = with_drafts(server, monkeypatch, extra)
     assert report.counts == {} and report.blocks_taken >= SLOTS - 3
 
 
@@ -437,9 +443,33 @@ TREES = [
     ],
 )
 def test_drafts_are_followed_where_the_cache_has_no_draft_layers(config: Any, reason: str) -> None:
-    model = SimpleNamespace(spec_config=config, llm_args=SimpleNamespace())
-    said = constructors.objection(ON, engine(kv_cache_manager=KVCacheManagerV2(0, 0), model_engine=model))
+    said = said_of_drafts(config, KV_CACHE_MANAGER=KVCacheManagerV2(0, 0))
     assert (reason in said) if reason else said == ""
+
+
+class Kind(NamedTuple):
+    """Of a manager, as upstream's enumeration names it."""
+
+    name: str
+
+
+def said_of_drafts(config: Any, **managers: Any) -> str:
+    model = SimpleNamespace(spec_config=config, llm_args=SimpleNamespace())
+    registered = SimpleNamespace(resource_managers={Kind(name): manager for name, manager in managers.items()})
+    return constructors.objection(ON, engine(kv_cache_manager=None, resource_manager=registered, model_engine=model))
+
+
+def test_drafts_of_one_engine_are_followed_where_their_layers_have_a_cache_of_their_own() -> None:
+    """Upstream registers one by default since spring 2026, and the engine writes the drafts' KV there."""
+    target, drafts = KVCacheManagerV2(0, 0), KVCacheManagerV2(0, 0)
+    assert said_of_drafts(ONE_ENGINE, KV_CACHE_MANAGER=target, DRAFT_KV_CACHE_MANAGER=drafts) == ""
+    for without in ({}, {"DRAFT_KV_CACHE_MANAGER": None}):
+        assert "no draft KV cache beside" in said_of_drafts(ONE_ENGINE, KV_CACHE_MANAGER=target, **without)
+    target.draft_layer_ids = (7,)  # some of them are in the target's all the same
+    assert "KV of draft layers" in said_of_drafts(ONE_ENGINE, KV_CACHE_MANAGER=target, DRAFT_KV_CACHE_MANAGER=drafts)
+    for tree in TREES:
+        both = SimpleNamespace(**{**vars(tree), **vars(ONE_ENGINE)})
+        assert "a tree" in said_of_drafts(both, KV_CACHE_MANAGER=KVCacheManagerV2(0, 0), DRAFT_KV_CACHE_MANAGER=drafts)
 
 
 def test_a_build_that_does_not_say_how_much_is_drafted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

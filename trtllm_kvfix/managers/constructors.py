@@ -158,10 +158,12 @@ def objection(settings: Settings, executor: Any) -> str:
 
 def _manager_of(executor: Any) -> Any:
     manager = getattr(executor, "kv_cache_manager", None)
-    if manager is None:
-        managers = getattr(getattr(executor, "resource_manager", None), "resource_managers", {})
-        manager = next((each for name, each in managers.items() if name.name == "KV_CACHE_MANAGER"), None)
-    return manager
+    return _registered(executor, "KV_CACHE_MANAGER") if manager is None else manager
+
+
+def _registered(executor: Any, name: str) -> Any:
+    managers = getattr(getattr(executor, "resource_manager", None), "resource_managers", {})
+    return next((manager for kind, manager in managers.items() if kind.name == name), None)
 
 
 def _reasons_of_cache(manager: Any) -> "Iterator[str]":
@@ -178,7 +180,10 @@ def _reasons_not_to_watch(executor: Any) -> "Iterator[str]":
     if (getattr(executor, "max_beam_width", None) or 1) > 1:
         yield "beams share blocks, and part from them"
     if _has_drafts(executor):
-        yield from watching.reasons_of_drafts(_manager_of(executor), _spec_config_of(executor))
+        has_draft_cache = _registered(executor, "DRAFT_KV_CACHE_MANAGER") is not None
+        yield from watching.reasons_of_drafts(
+            _manager_of(executor), _spec_config_of(executor), has_draft_cache=has_draft_cache
+        )
     arguments = getattr(getattr(executor, "model_engine", None), "llm_args", None)
     if getattr(arguments, "kv_cache_compression_config", None) is not None:
         yield "KV cache compression rewrites blocks, or brings them back from the host as other bytes"

@@ -23,6 +23,7 @@ Find: TypeAlias = Callable[[Any], Any]  # what hears a manager, or None
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
 OF_TREES = ("eagle_choices", "use_dynamic_tree")
 DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
+WITH_DRAFT_LAYERS = f"{DRAFT_LAYERS}: drafts of the model's own engine, and no draft KV cache beside this one"
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,17 @@ def _has(manager: Any, dotted: str) -> bool:
     return True
 
 
-def reasons_of_drafts(manager: Any, config: Any) -> Iterator[str]:
-    """Why speculative decoding of this engine cannot be followed; none if it can."""
+def reasons_of_drafts(manager: Any, config: Any, *, has_draft_cache: bool) -> Iterator[str]:
+    """Why speculative decoding of this engine cannot be followed; none if it can.
+
+    `has_draft_cache`: a second manager. Drafts of the model's own engine have their layers there if there is one, and
+    the target writes what it would write with drafts from elsewhere.
+    """
     if not hasattr(manager, "max_draft_len"):
         yield "the cache of this build has no max_draft_len, which says whether blocks are given back"
     uses_one_engine = getattr(getattr(config, "spec_dec_mode", None), "use_one_engine", lambda: True)
-    if uses_one_engine():
-        yield DRAFT_LAYERS
+    if uses_one_engine() and not has_draft_cache:
+        yield WITH_DRAFT_LAYERS
     longest, total, at_once = (
         int(getattr(config, name, 0) or 0)
         for name in ("max_draft_len", "max_total_draft_tokens", "tokens_per_gen_step")
