@@ -265,7 +265,8 @@ def _private(manager: Any, copy_idx: Any) -> tuple[dict[str, Any], dict[str, Any
     """The manager's tensors, what takes their place for a call, and the copy index into a table that holds the batch's
     rows in order."""
     live = {name: vars(manager)[name] for name in (TABLE, *SCRATCH) if name in vars(manager)}
-    fresh = {name: fresh_pinned(tensor) for name, tensor in live.items()}
+    fresh = {name: _fresh_copy(tensor) for name, tensor in live.items() if name != TABLE}
+    fresh[TABLE] = fresh_pinned(live[TABLE])
     copy_pages(live[TABLE], copy_idx, fresh[TABLE])
     return live, fresh, counting_from_0(copy_idx)
 
@@ -307,7 +308,8 @@ def _host_memory_named(source: str) -> frozenset[str]:
 
 
 def private_buffers(names: Iterable[str], original: Callable[..., Any]) -> Callable[..., Any]:
-    """The method fills these buffers, tensors or dictionaries of tensors, and enqueues copies out of them."""
+    """The method writes into these buffers, tensors or dictionaries of tensors, and enqueues copies out of them. What
+    it does not write is copied as well, and stays as upstream's constructor has left it."""
     tried, waiting = fuse.of(ID), _waiting(original)
 
     def own_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -316,7 +318,7 @@ def private_buffers(names: Iterable[str], original: Callable[..., Any]) -> Calla
             try:
                 live = {name: vars(self)[name] for name in names if name in vars(self)}
                 if sum(map(_nbytes, live.values())) <= FRESH_BYTES_MAX:
-                    fresh = {name: _fresh_like(each) for name, each in live.items()}
+                    fresh = {name: _fresh_copy(each) for name, each in live.items()}
             except Exception as error:
                 tried.fault(error)
         if fresh is None:
@@ -337,10 +339,12 @@ def _nbytes(buffers: Any) -> int:
     return int(buffers.numel() * buffers.element_size())
 
 
-def _fresh_like(buffers: Any) -> Any:
+def _fresh_copy(buffers: Any) -> Any:
     if isinstance(buffers, dict):
-        return {key: _fresh_like(each) for key, each in buffers.items()}
-    return fresh_pinned(buffers)
+        return {key: _fresh_copy(each) for key, each in buffers.items()}
+    fresh = fresh_pinned(buffers)
+    fresh.copy_(buffers)
+    return fresh
 
 
 def private_tables(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """DeepSeek-V4's manager launches no shared kernel: it ships tables by copies of its own.
 
-Older builds fill staging buffers in place and copy out of them. In newer ones, the sliding windows' tables are computed
+Older builds write a batch's rows into staging buffers, and copy out of them, also what stays there from the beginning
+on. In newer ones, the sliding windows' tables are computed
 on the device, from copies of the live table and of the shared copy index.
 """
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ....._standin.tensors import tensors
 from ....._standin.variant import since
+from .....runtime.kv_cache_manager_v2 import BAD_PAGE
 from ....pyexecutor.kv_cache.kv_cache_manager_v2 import KVCacheManagerV2
 
 COMPRESSED_POOL, COMPRESSED_SCALE = 1, {4: 7, 128: 11}
@@ -27,6 +29,7 @@ class DeepseekV4CacheManager(KVCacheManagerV2):
             self._precomputed_sliding_block_tables = tensors().on_device(self.num_pools, rows, 2, width)
         else:
             self._host_attention_op_block_offsets_staging = tensors().pinned(self.num_pools, rows, 2, width)
+            self._host_attention_op_block_offsets_staging.fill_(BAD_PAGE)
 
     if since("F"):
 
@@ -79,7 +82,7 @@ class DeepseekV4CacheManager(KVCacheManagerV2):
             staging = self._host_attention_op_block_offsets_staging
             staging.numpy()[:, :num_seqs, 0] = pages * scales
             staging.numpy()[:, :num_seqs, 1] = pages * scales + self.kv_offset.numpy()[:, None, None]
-            dst_tensor[:, :num_seqs].copy_(staging[:, :num_seqs], non_blocking=True)
+            dst_tensor.copy_(staging[:, : dst_tensor.shape[1]], non_blocking=True)
 
     def copy_batch_compress_block_tables(
         self,
