@@ -37,7 +37,7 @@ def remedy(protection: str) -> str:
 
 def page_of(hazard: Hazard) -> str:
     """The page's name in docs/hazards."""
-    return f"{table.room_of(hazard).replace('_', '-')}.md"
+    return f"{hazard.room.replace('_', '-')}.md"
 
 
 def shown_by(hazard: Hazard) -> dict[GroundName, list[str]]:

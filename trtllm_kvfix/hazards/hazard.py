@@ -37,9 +37,13 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Hazard:
-    id: str
+    room: str  # its folder here, and its page in docs/hazards, with `-` for `_`
     what: str  # what goes wrong
     symptoms: Mapping[str, str]  # what users see, by the fix that ends it
     scene: Scene | None = None
     # Why a ground cannot carry the scenario, for those that do not.
     not_on: Mapping[GroundName, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.room.partition("_")[0].upper()

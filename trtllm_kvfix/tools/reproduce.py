@@ -71,7 +71,7 @@ def shown(hazard: Hazard) -> str:
 
 def script_of(hazard: Hazard) -> str:
     """With what all scripts say: their exit codes, and before anything can fail, that an error is no hazard."""
-    whole = _whole(Path(table.__file__).with_name(table.room_of(hazard)) / "reproducer.py")
+    whole = _whole(Path(table.__file__).with_name(hazard.room) / "reproducer.py")
     said, code = whole.split('"""\n\n', 1)
     imports, rest = code.split("\n\n", 1)
     return f'{said}{EXIT_CODES}"""\n\n{imports}\n\n{ERRORS_END_WITH_2}\n{rest}'
