@@ -88,7 +88,23 @@ class CountedRequests(Requests):
         return int(self.cache.impl.get_kv_cache_stats().free_num_blocks)
 
 
-# A double of an executor, whose constructor wants a model.
+# Objects of upstream's whose constructors want a model.
+
+
+def unmade(kind: Any, **attributes: Any) -> Any:
+    """One that has these attributes: its constructor has not run, so there is nothing for its destructor to give back.
+
+    An attribute that can be called stands in for the method of that name.
+    """
+
+    class Unmade(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            for name, value in attributes.items():
+                setattr(self, name, value)
+
+        def __del__(self) -> None: ...
+
+    return Unmade()
 
 
 class Reached(Exception):

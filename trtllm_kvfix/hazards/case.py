@@ -5,14 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtllm_kvfix.native import Device
-
-Words: TypeAlias = NDArray[Any]
 
 
 class ControlKind(str, Enum):
@@ -168,10 +165,6 @@ class NotShown(NamedTuple):
     looked: bool  # whether this device was asked, and does it right; or else it cannot be asked
 
 
-def always_shown(_: Device) -> NotShown | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Case:
     name: str  # what --case takes; several cases may share it
@@ -183,4 +176,5 @@ class Case:
     control: Side  # corrupts, or the case shows nothing
     fixed: Side  # never corrupts
     half: Side | None = None  # half of the fix: what it lets through depends on the device, so it is shown, not judged
-    not_shown: Callable[[Device], NotShown | None] = always_shown  # asked before its arms run: it waits for all streams
+    # Asked before its arms run: it waits for all streams.
+    not_shown: Callable[[Device], NotShown | None] = lambda _: None
