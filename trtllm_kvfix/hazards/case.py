@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -115,6 +115,9 @@ def played(
     return scenario.compare(), waited
 
 
+ArmT = TypeVar("ArmT", bound="Arm")
+
+
 class Arm(Played):
     """One way of doing the work on a device, made once and used for every iteration.
 
@@ -129,6 +132,14 @@ class Arm(Played):
         self.random = np.random.default_rng(seed)
         self.held = device.create_stream()
         self._called = device.create_event()
+
+    def __enter__(self: ArmT) -> ArmT:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It has drained then, so that nothing of it can touch the next one."""
+        self.settle()
+        self.close()
 
     def mark(self) -> None:
         self.device.record(self._called, self.held)

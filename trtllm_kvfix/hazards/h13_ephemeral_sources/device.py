@@ -62,14 +62,11 @@ class Pinned(Rewritten):
 def not_shown(build: Callable[[Device, int], Rewritten], device: Device) -> NotShown | None:
     if device.simulated:
         return NotShown("a simulated device keeps to the order that it is given; ask the driver of a GPU", False)
-    with ExitStack() as ended:
-        try:
-            arm = build(device, 0)
-            ended.callback(arm.close)
-            ended.callback(arm.settle)
+    try:
+        with build(device, 0) as arm:
             return driver_is_right(arm)
-        except OSError as error:
-            return NotShown(str(error), False)
+    except OSError as error:
+        return NotShown(str(error), False)
 
 
 def driver_is_right(arm: Rewritten) -> NotShown | None:
