@@ -27,6 +27,9 @@ Rows: TypeAlias = Sequence[int]
 
 
 class Shipper(ABC):
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
     @abstractmethod
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         """Send these rows of the table, in this order; return at once."""
@@ -50,6 +53,16 @@ class OffsetArm(Arm):
             device.upload(destination, np.zeros(SHAPE, np.int32), self.held)
         self.expected = np.zeros((2, *SHAPE), np.int32)
 
+    @abstractmethod
+    def copy_batch_block_offsets(self, which: int) -> None:
+        """The call of upstream's, for the first batch or the second."""
+
+    def call(self) -> None:
+        self.copy_batch_block_offsets(0)
+
+    def disturb(self) -> None:
+        self.copy_batch_block_offsets(1)
+
     def ship(self, rows: Rows, which: int) -> None:
         self.shipper.ship(self.table, rows, self.destinations[which], self.held)
 
@@ -66,6 +79,7 @@ class Staged(Shipper):
     """The fix: the device reads a slot that is not written again until an event behind its reader is done."""
 
     def __init__(self, device: Device, **layout: Any) -> None:
+        super().__init__(device)
         self._stager = OffsetStager(device=device, num_pools=POOLS, rows_max=ROWS_MAX, blocks_max=BLOCKS, **layout)
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:

@@ -30,12 +30,6 @@ class RefilledTable(OffsetArm):
         self.batches = self.random.integers(1, PAGES, (2, POOLS, ROWS, PLANES, BLOCKS), np.int32)
         self.expected[:, :, :ROWS] = self.batches
 
-    def call(self) -> None:
-        self.copy_batch_block_offsets(0)
-
-    def disturb(self) -> None:
-        self.copy_batch_block_offsets(1)
-
     def copy_batch_block_offsets(self, which: int) -> None:
         self.table.array[:, :ROWS] = self.batches[which]
         self.ship(list(range(ROWS)), which)
@@ -43,9 +37,6 @@ class RefilledTable(OffsetArm):
 
 class InPlace(Shipper):
     """Upstream: one asynchronous copy per pool, straight out of the table. Each reads the table when it executes."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         nbytes = len(rows) * PLANES * BLOCKS * WORD_BYTES
@@ -57,7 +48,7 @@ class ProtectedMethod(Shipper):
     """Upstream's method with a fix around it. `InPlace` is what it does alone."""
 
     def __init__(self, around: Callable[[Callable[..., None]], Callable[..., None]], device: Device) -> None:
-        self.device = device
+        super().__init__(device)
         self._copy = around(copy_as_upstream)
         self._managers: dict[int, Any] = {}  # by the address of their tables, which live as long
 
