@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import GroundName, Hazard
+from trtllm_kvfix.hazards.table import GroundName, Hazard
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 from trtllm_kvfix.tools.verify.cases import CASES
 

@@ -9,7 +9,7 @@ from tests.overlay.upstream_double import ROOT
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import Hazard
+from trtllm_kvfix.hazards.table import Hazard
 from trtllm_kvfix.plurals import listed
 from trtllm_kvfix.tools.reproduce import script_of
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS

@@ -17,7 +17,7 @@ import click
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import Hazard
+from trtllm_kvfix.hazards.table import Hazard
 
 OURS = f"{__name__.partition('.')[0]}."
 EXIT_CODES = "Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.\n"

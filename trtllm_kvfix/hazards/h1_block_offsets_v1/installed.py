@@ -7,8 +7,8 @@ import numpy as np
 from trtllm_kvfix.hazards.build import FIRST, SECOND, metadata, with_two_batches
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, Table, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import ROWS_MAX
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 
 V1, V2 = "KVCacheManager", "KVCacheManagerV2"

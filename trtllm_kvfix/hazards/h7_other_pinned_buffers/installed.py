@@ -18,8 +18,8 @@ from trtllm_kvfix.hazards.build import (
 )
 from trtllm_kvfix.hazards.case import Comparison, Played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import mapping
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 
 ENGINE = "PyTorchModelEngine"

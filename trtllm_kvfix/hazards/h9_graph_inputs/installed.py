@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, get_args
 from trtllm_kvfix.hazards.build import played_behind_a_held_stream, unmade
 from trtllm_kvfix.hazards.case import Comparison, Played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import accepted
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 
 TABLES, RUNNER = "CudaGraphLoraParams", "CUDAGraphRunner"

@@ -21,7 +21,7 @@ from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.hazards.table import Scene
 from trtllm_kvfix.tools.demo.report import AnswerRead, ChatOutcome, SceneOutcome
 
 # ---- the model that recites ----
