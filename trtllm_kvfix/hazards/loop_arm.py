@@ -4,7 +4,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from threading import Event
 
 import numpy as np
@@ -71,10 +70,6 @@ class LoopArm(Arm):
     def in_loop(self, work: Callable[[], None]) -> None:
         self._loop.submit(self._on_stream, work).result()
 
-    def stream_is_current(self) -> AbstractContextManager[None]:
-        """What is enqueued inside, in whatever thread, is on the stream."""
-        return on_stream(self.device, self.held)
-
     def _on_stream(self, work: Callable[[], None]) -> None:
-        with self.stream_is_current():
+        with on_stream(self.device, self.held):
             work()
