@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtllm_kvfix.hazards.case import ControlKind, Lane
-from trtllm_kvfix.hazards.offsets import (
-    BAD_PAGE,
+from trtllm_kvfix.hazards.h1_block_offsets_v1.device import (
     BLOCKS,
     PAGES,
     POOLS,
@@ -49,6 +48,7 @@ class CachingHostAllocator:
         self._free.append(block)
 
 
+BAD_PAGE = -1
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
 V_OFFSET = [1, 3]
 

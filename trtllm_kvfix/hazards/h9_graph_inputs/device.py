@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.hazards.case import Case, ControlKind, Lane, Side
-from trtllm_kvfix.hazards.loop_arm import LoopArm
+from trtllm_kvfix.hazards.h7_other_pinned_buffers.device import LoopArm
 from trtllm_kvfix.hazards.simulated import trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 from trtllm_kvfix.staging import on_stream
