@@ -6,9 +6,6 @@ from importlib import import_module
 from typing import Any
 
 from trtllm_kvfix.hazards.build import (
-    FIRST,
-    LENGTH,
-    SECOND,
     Executor,
     Reached,
     metadata,
@@ -18,7 +15,7 @@ from trtllm_kvfix.hazards.build import (
 )
 from trtllm_kvfix.hazards.case import Comparison, Played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.small import mapping
+from trtllm_kvfix.hazards.small import FIRST, LENGTH, SECOND, mapping
 from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 
