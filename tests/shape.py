@@ -28,7 +28,7 @@ from tests.standin.serving import Server
 from tests.tracked import tracked_files
 from trtllm_kvfix.cli import COMMANDS
 from trtllm_kvfix.fix_ids import FIX_IDS, room_of
-from trtllm_kvfix.hazards.table import ROOMS
+from trtllm_kvfix.hazards import table
 from trtllm_kvfix.native import open_device
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
@@ -137,7 +137,8 @@ def importers() -> dict[str, set[str]]:
 def found_by_name() -> set[str]:
     """Commands, fixes, and what shows a hazard: a table finds them by name. They are ways in."""
     fixes = {f"{PACKAGE}.fixes.{room_of(fix_id)}.fix" for fix_id in FIX_IDS}
-    shown = {f"{PACKAGE}.hazards.{room}.{module}" for room in ROOMS for module in ("installed", "reproducer")}
+    rooms = {f"{PACKAGE}.hazards.{hazard.room}" for hazard in table.HAZARDS}
+    shown = {f"{room}.{module}" for room in rooms for module in ("installed", "reproducer")}
     return {path.partition(":")[0] for path in COMMANDS.values()} | fixes | shown
 
 

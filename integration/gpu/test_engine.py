@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.load import ENGINES, TIGHT, Played, usual_load, with_fix, without
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
-from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.hazards.table import Scene
 from trtllm_kvfix.tools.demo.scenes import SCENES, play
 
 torch = pytest.importorskip("torch", reason="needs torch")

@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.hazards import build
 from trtllm_kvfix.hazards.ground import Ground, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.tools.selfcheck import report, steps
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS

@@ -85,10 +85,10 @@ def steps(copy: Path) -> Iterator[tuple[str, list[str]]]:
     (room / "fix.py").write_text(RECORD)
     tests.write_text("BROKEN = None\nPLACES = ()\n")
     put(package / "fix_ids.py", '    "nixl-listener": "', f'    "{ID}": "it is for a test",\n')
-    record = f"trtllm_kvfix/hazards/{HAZARD}/__init__.py has no symptom"
+    record = "trtllm_kvfix/hazards/table.py, H2, has no symptom"
     scenario = f"trtllm_kvfix/hazards/{HAZARD}/installed.py has no scenario"
     yield "a hazard", [record, scenario, *pages]
-    put(package / "hazards" / HAZARD / "__init__.py", '        "staged-offsets-v2": ', f'        "{ID}": "nothing",\n')
+    put(package / "hazards" / "table.py", '            "staged-offsets-v2": ', f'        "{ID}": "nothing",\n')
     more = f'\nSCENARIOS += (Scenario("spare", "{ID}", lambda ground, up: None),)\n'
     with (package / "hazards" / HAZARD / "installed.py").open("a") as installed:
         installed.write(more)

@@ -49,14 +49,14 @@ def _places() -> Iterator[str]:
 
 
 def _in_hazards(fix: Fix) -> Iterator[str]:
-    rooms = {hazard.id: table.room_of(hazard) for hazard in table.HAZARDS}
+    rooms = {hazard.id: hazard.room for hazard in table.HAZARDS}
     if fix.hazard not in rooms:
         known = ", ".join(rooms)
         yield f"its hazard is {fix.hazard}, which has no room in trtllm_kvfix/hazards/table.py; known are {known}"
         return
     room = f"trtllm_kvfix/hazards/{rooms[fix.hazard]}"
     if not any(hazard.id == fix.hazard and fix.id in hazard.symptoms for hazard in table.HAZARDS):
-        yield f"{room}/__init__.py has no symptom that it ends"
+        yield f"trtllm_kvfix/hazards/table.py, {fix.hazard}, has no symptom that it ends"
     if not any(scenario.fix_id == fix.id for scenario in table.scenarios()):
         yield f"{room}/installed.py has no scenario of it in SCENARIOS"
 

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from trtllm_kvfix.hazards.h13_ephemeral_sources.batch_copy import DURING_API_CALL, NEWER, OLDER
+from trtllm_kvfix.hazards.h13_ephemeral_sources.device import DURING_API_CALL, NEWER, OLDER
 from trtllm_kvfix.native import Device, PinnedArray
 
 LATE_FROM = 128 * 1024  # bytes, as measured on a GPU

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import GroundName, Hazard
+from trtllm_kvfix.hazards.table import GroundName, Hazard
 from trtllm_kvfix.tools.selfcheck.steps import SCENARIOS
 from trtllm_kvfix.tools.verify.cases import CASES
 
@@ -37,7 +37,7 @@ def remedy(protection: str) -> str:
 
 def page_of(hazard: Hazard) -> str:
     """The page's name in docs/hazards."""
-    return f"{table.room_of(hazard).replace('_', '-')}.md"
+    return f"{hazard.room.replace('_', '-')}.md"
 
 
 def shown_by(hazard: Hazard) -> dict[GroundName, list[str]]:

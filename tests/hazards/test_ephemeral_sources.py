@@ -7,7 +7,7 @@ import pytest
 
 from tests.hazards.batch_driver import BatchDriver, OlderDriver, RefusingDriver
 from trtllm_kvfix.hazards.case import Case, NotShown
-from trtllm_kvfix.hazards.h13_ephemeral_sources import batch_copy
+from trtllm_kvfix.hazards.h13_ephemeral_sources import device
 from trtllm_kvfix.hazards.h13_ephemeral_sources.device import CASES, NAME, Rewritten
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.tools.verify.cases import run_case
@@ -37,7 +37,7 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
-    monkeypatch.setattr(batch_copy, "open_driver", lambda: made.driver)
+    monkeypatch.setattr(device, "open_driver", lambda: made.driver)
     return made
 
 
@@ -93,16 +93,16 @@ def test_a_driver_that_refuses_the_copy_says_with_what(gpu: Gpu) -> None:
 
 def test_no_driver_and_one_that_is_too_old_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu()
-    monkeypatch.setattr(batch_copy, "LIBRARY", "libkvfix-not-there.so.1")
+    monkeypatch.setattr(device, "LIBRARY", "libkvfix-not-there.so.1")
     found = why(CASES[0], gpu)
     assert found is not None and not found.looked and "libkvfix-not-there.so.1" in found.why
-    monkeypatch.setattr(batch_copy, "LIBRARY", "libc.so.6")
+    monkeypatch.setattr(device, "LIBRARY", "libc.so.6")
     said = "libc.so.6 has no cuMemcpyBatchAsync, which came with the drivers of CUDA 12.8"
     assert why(CASES[0], gpu) == NotShown(said, False)
 
 
 def test_the_attributes_are_laid_out_as_in_cuda_h() -> None:
-    kind = batch_copy.Attributes
+    kind = device.Attributes
     assert (kind.source_order.offset, kind.source.offset, kind.destination.offset, kind.flags.offset) == (0, 4, 12, 20)
     assert ctypes.sizeof(kind) == 24
 

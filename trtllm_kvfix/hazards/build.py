@@ -7,14 +7,12 @@ from typing import Any
 
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, Unavailable, let_go_in_time
-from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, Requests, accepted, manager, mapping
+from trtllm_kvfix.hazards.small import FIRST, LENGTH, ROWS_MAX, SECOND, Requests, accepted, manager, mapping
 from trtllm_kvfix.overlay.upstream import BINDINGS, PACKAGE, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.plurals import number_of
 
 # Modules that a server imports anyway; the fixes wait for these.
 MODULES = (BINDINGS, f"{PACKAGE}._torch.pyexecutor.py_executor_creator")
-FIRST, SECOND = [1, 2], [3, 4]  # the requests of two batches
-LENGTH = 2 * TOKENS_PER_BLOCK + 6
 
 
 def imported() -> Upstream:
@@ -88,7 +86,23 @@ class CountedRequests(Requests):
         return int(self.cache.impl.get_kv_cache_stats().free_num_blocks)
 
 
-# A double of an executor, whose constructor wants a model.
+# Objects of upstream's whose constructors want a model.
+
+
+def unmade(kind: Any, **attributes: Any) -> Any:
+    """One that has these attributes: its constructor has not run, so there is nothing for its destructor to give back.
+
+    An attribute that can be called stands in for the method of that name.
+    """
+
+    class Unmade(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            for name, value in attributes.items():
+                setattr(self, name, value)
+
+        def __del__(self) -> None: ...
+
+    return Unmade()
 
 
 class Reached(Exception):

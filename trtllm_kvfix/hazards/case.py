@@ -5,14 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtllm_kvfix.native import Device
-
-Words: TypeAlias = NDArray[Any]
 
 
 class ControlKind(str, Enum):
@@ -118,6 +115,9 @@ def played(
     return scenario.compare(), waited
 
 
+ArmT = TypeVar("ArmT", bound="Arm")
+
+
 class Arm(Played):
     """One way of doing the work on a device, made once and used for every iteration.
 
@@ -132,6 +132,14 @@ class Arm(Played):
         self.random = np.random.default_rng(seed)
         self.held = device.create_stream()
         self._called = device.create_event()
+
+    def __enter__(self: ArmT) -> ArmT:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It has drained then, so that nothing of it can touch the next one."""
+        self.settle()
+        self.close()
 
     def mark(self) -> None:
         self.device.record(self._called, self.held)
@@ -168,10 +176,6 @@ class NotShown(NamedTuple):
     looked: bool  # whether this device was asked, and does it right; or else it cannot be asked
 
 
-def always_shown(_: Device) -> NotShown | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Case:
     name: str  # what --case takes; several cases may share it
@@ -183,4 +187,5 @@ class Case:
     control: Side  # corrupts, or the case shows nothing
     fixed: Side  # never corrupts
     half: Side | None = None  # half of the fix: what it lets through depends on the device, so it is shown, not judged
-    not_shown: Callable[[Device], NotShown | None] = always_shown  # asked before its arms run: it waits for all streams
+    # Asked before its arms run: it waits for all streams.
+    not_shown: Callable[[Device], NotShown | None] = lambda _: None

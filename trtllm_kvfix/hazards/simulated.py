@@ -62,16 +62,12 @@ class DeviceTensor:
 
 def trial(build: Callable[[native.Device], Arm], times: int = 1) -> None:
     """A fix's self-test: the arm that it protects, on a simulated device. Raises AssertionError if it does not hold."""
-    arm = build(native.open_device("cpu"))
-    try:
+    with build(native.open_device("cpu")) as arm:
         for _ in range(times):
             found, waited = played(arm, _held(arm))
             require(waited, "what had to wait for the device did not wait")
             wrong = int(np.count_nonzero(found.expected != found.found))
             require(wrong == 0, f"{wrong} of {found.expected.size} words arrived as they were written after the call")
-    finally:
-        arm.settle()
-        arm.close()
 
 
 @contextmanager

@@ -12,6 +12,8 @@ PYEXECUTOR = "tensorrt_llm._torch.pyexecutor"
 BATCH_MANAGER = "tensorrt_llm.bindings.internal.batch_manager"
 TOKENS_PER_BLOCK = 32
 ROWS_MAX = 8  # requests in a batch
+FIRST, SECOND = [1, 2], [3, 4]  # the requests of two batches
+LENGTH = 2 * TOKENS_PER_BLOCK + 6  # of each
 
 
 def manager(
@@ -35,6 +37,11 @@ def manager(
     tokens = blocks * TOKENS_PER_BLOCK
     config = _config(tokens_per_block=TOKENS_PER_BLOCK, max_tokens=tokens, enable_block_reuse=reuse, **more)
     return cls(config, import_module(BATCH_MANAGER).CacheType.SELF, **accepted(cls, options))
+
+
+def offsets_shape(cache: Any) -> tuple[int, ...]:
+    """Of the tensor on the device that block offsets are shipped to."""
+    return (getattr(cache, "num_attention_op_pools", cache.num_pools), ROWS_MAX, 2, cache.max_blocks_per_seq)
 
 
 def _config(**options: Any) -> Any:

@@ -17,7 +17,7 @@ import click
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import Hazard
+from trtllm_kvfix.hazards.table import Hazard
 
 OURS = f"{__name__.partition('.')[0]}."
 EXIT_CODES = "Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.\n"
@@ -71,7 +71,7 @@ def shown(hazard: Hazard) -> str:
 
 def script_of(hazard: Hazard) -> str:
     """With what all scripts say: their exit codes, and before anything can fail, that an error is no hazard."""
-    whole = _whole(Path(table.__file__).with_name(table.room_of(hazard)) / "reproducer.py")
+    whole = _whole(Path(table.__file__).with_name(hazard.room) / "reproducer.py")
     said, code = whole.split('"""\n\n', 1)
     imports, rest = code.split("\n\n", 1)
     return f'{said}{EXIT_CODES}"""\n\n{imports}\n\n{ERRORS_END_WITH_2}\n{rest}'

@@ -11,7 +11,7 @@ from tests.canary.blind import blind
 from trtllm_kvfix.canary import canary
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
-from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.hazards.table import Scene
 from trtllm_kvfix.native import DigestRing
 from trtllm_kvfix.tools.demo import command, scenes
 from trtllm_kvfix.tools.demo.report import SceneOutcome

@@ -5,7 +5,7 @@ import pytest
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.hazards.table import Scene
 from trtllm_kvfix.tools.demo.scenes import LOOKS_BACK, SCENES, USERS, choose, from_whom, play, quiet
 
 

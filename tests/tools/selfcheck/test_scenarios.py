@@ -8,7 +8,7 @@ import pytest
 from tests.overlay.upstream_double import ROOT
 from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.tools.selfcheck import report, steps
 from trtllm_kvfix.tools.selfcheck.report import judged

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.tools.selfcheck.report import judged
 from trtllm_kvfix.tools.selfcheck.steps import ARMS, Result, StepOutcome
 

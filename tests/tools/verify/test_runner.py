@@ -1,5 +1,6 @@
 """The runner: what it judges, that it drains, and that it never leaves a stream held."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +28,37 @@ class Stumbling(RefilledTable):
 class NotHeld(RefilledTable):
     def waiting(self) -> bool:
         return False
+
+
+class Ending(RefilledTable):
+    def __init__(self, device: Device, seed: int) -> None:
+        super().__init__(device, seed, InPlace(device))
+        self.ended: list[str] = []
+
+    def settle(self) -> None:
+        super().settle()
+        self.ended.append("settled")
+
+    def close(self) -> None:
+        super().close()
+        self.ended.append("closed")
+
+
+@pytest.mark.parametrize("raised", [None, ZeroDivisionError])
+def test_an_arm_drains_before_what_it_owns_is_given_back(raised: type[Exception] | None) -> None:
+    arm = Ending(open_device("cpu"), 0)
+    with suppress(ZeroDivisionError), arm:
+        arm.prepare()
+        arm.call()
+        if raised is not None:
+            raise raised
+    assert arm.ended == ["settled", "closed"]
+
+
+def test_a_side_is_run_by_an_arm_that_is_given_back_once() -> None:
+    arm = Ending(open_device("cpu"), 0)
+    run_side(arm.device, replace(named("offsets-v1").control, build=lambda *_: arm), 2, 0, lambda: None)
+    assert arm.ended[-2:] == ["settled", "closed"] and arm.ended.count("closed") == 1
 
 
 def test_an_error_in_an_iteration_opens_the_gate_and_is_passed_on() -> None:

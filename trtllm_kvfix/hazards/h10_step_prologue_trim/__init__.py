@@ -1,16 +1,1 @@
 """H10: launches that would mend a torn one are skipped, because it counts as made."""
-
-from trtllm_kvfix.hazards.hazard import Hazard
-
-HAZARD = Hazard(
-    id="H10",
-    what="a torn launch counts as made, so the equal ones that would mend it are skipped",
-    symptoms={
-        "step-prologue-trim": "the same for many steps, with upstream's step-prologue trim",
-    },
-    not_on={
-        "device": "its torn launch is that of H2; what keeps it is a record of upstream's",
-        "installed": "`offsets-v2` shows the torn launch, and `reproduce H10` that it stays",
-        "engine": "it skips no launch",
-    },
-)

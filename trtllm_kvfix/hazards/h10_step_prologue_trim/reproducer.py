@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from tensorrt_llm import bindings  # noqa: F401  fails here if it is not installed
 
-from trtllm_kvfix.hazards.h1_block_offsets_v1.reproducer import FIRST, LENGTH, SECOND, read_by_step
+from trtllm_kvfix.hazards.h1_block_offsets_v1.reproducer import read_by_step
 from trtllm_kvfix.hazards.h2_block_offsets_v2.reproducer import kind
-from trtllm_kvfix.hazards.small import PYEXECUTOR, manager
+from trtllm_kvfix.hazards.small import FIRST, LENGTH, PYEXECUTOR, SECOND, manager
 
 STEPS = 7  # in which the first batch comes to no new block
 

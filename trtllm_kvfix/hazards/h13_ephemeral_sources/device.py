@@ -1,9 +1,10 @@
 """H13 on a GPU: a pageable source is rewritten when the copy has returned that should have read it during the call.
 
 Whether it shows depends on the driver, so the driver is asked first: by one copy of each size, behind a gate that opens
-by itself, because a driver may also read during the call by waiting for the stream.
+by itself, because a driver may also read during the call by waiting for the stream. The copy is cuMemcpyBatchAsync.
 """
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -13,8 +14,72 @@ import numpy as np
 
 from trtllm_kvfix.hazards.case import Arm, Case, Comparison, ControlKind, NotShown, Side
 from trtllm_kvfix.hazards.ground import held, let_go_in_time
-from trtllm_kvfix.hazards.h13_ephemeral_sources import batch_copy
 from trtllm_kvfix.native import Device
+
+# ---- the copy ----
+
+# It knows nothing of this package: the script that `reproduce` prints contains it. The extension has no such copy,
+# because nothing of ours should ask for it.
+LIBRARY = "libcuda.so.1"
+# Of CUDA 13, and of CUDA 12.8, which also says which copy has failed.
+NEWER, OLDER = "cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync"
+DURING_API_CALL = 2
+PREFER_OVERLAP_WITH_COMPUTE = 1
+ON_DEVICE, ON_HOST = 1, 2
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Attributes(ctypes.Structure):
+    _fields_ = [
+        ("source_order", ctypes.c_int),
+        ("source", Location),
+        ("destination", Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def open_driver() -> Any:
+    """Raises OSError where there is no driver, or where it is older than this kind of copy."""
+    driver = ctypes.CDLL(LIBRARY)
+    if not hasattr(driver, NEWER) and not hasattr(driver, OLDER):
+        raise OSError(f"{LIBRARY} has no {OLDER}, which came with the drivers of CUDA 12.8")
+    return driver
+
+
+def copy_read_during_call(driver: Any, dst: int, src: int, nbytes: int, stream: int, overlap: bool) -> None:
+    """`overlap`: with the hint that upstream gave, which should change nothing about when the source is read."""
+    context, queue = ctypes.c_void_p(), ctypes.c_void_p(stream)
+    check(driver.cuStreamGetCtx(queue, ctypes.byref(context)), "cuStreamGetCtx")
+    check(driver.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+    try:
+        attributes = Attributes(
+            DURING_API_CALL,
+            Location(ON_HOST, 0),
+            Location(ON_DEVICE, 0),
+            PREFER_OVERLAP_WITH_COMPUTE if overlap else 0,
+        )
+        to, origin, size = ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes)
+        one, first, failed = ctypes.c_size_t(1), ctypes.c_size_t(0), ctypes.c_size_t(0)
+        copies = [ctypes.byref(to), ctypes.byref(origin), ctypes.byref(size), one]
+        asked = [ctypes.byref(attributes), ctypes.byref(first), one]
+        if hasattr(driver, NEWER):
+            code = getattr(driver, NEWER)(*copies, *asked, queue)
+        else:
+            code = getattr(driver, OLDER)(*copies, *asked, ctypes.byref(failed), queue)
+        check(code, OLDER)
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+
+
+def check(code: int, function: str) -> None:
+    if code:
+        raise OSError(f"{function} failed with CUresult {code}")
+
+
+# ---- the arms ----
 
 NAME = "ephemeral-source"
 KIB = 1024
@@ -28,7 +93,7 @@ class Rewritten(Arm):
         super().__init__(device, seed)
         self.source = np.zeros(nbytes // 4, np.uint32)  # pageable
         self.arrived = device.empty(self.source.shape, "uint32")
-        self._driver: Any = batch_copy.open_driver()
+        self._driver: Any = open_driver()
         self._overlap = overlap
 
     def prepare(self) -> None:
@@ -37,7 +102,7 @@ class Rewritten(Arm):
 
     def call(self) -> None:
         address, nbytes = self.source.ctypes.data, self.source.nbytes
-        batch_copy.copy_read_during_call(self._driver, self.arrived.address, address, nbytes, self.held, self._overlap)
+        copy_read_during_call(self._driver, self.arrived.address, address, nbytes, self.held, self._overlap)
 
     def disturb(self) -> None:
         self.source[:] = self.later
@@ -63,16 +128,10 @@ def not_shown(build: Callable[[Device, int], Rewritten], device: Device) -> NotS
     if device.simulated:
         return NotShown("a simulated device keeps to the order that it is given; ask the driver of a GPU", False)
     try:
-        arm = build(device, 0)
+        with build(device, 0) as arm:
+            return driver_is_right(arm)
     except OSError as error:
         return NotShown(str(error), False)
-    try:
-        return driver_is_right(arm)
-    except OSError as error:
-        return NotShown(str(error), False)
-    finally:
-        arm.settle()
-        arm.close()
 
 
 def driver_is_right(arm: Rewritten) -> NotShown | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trtllm_kvfix.hazards.h13_ephemeral_sources.batch_copy import copy_read_during_call, open_driver
+from trtllm_kvfix.hazards.h13_ephemeral_sources.device import copy_read_during_call, open_driver
 
 SIZES_KIB = (4, 64, 96, 128, 256, 1024)
 MEANT, LATER = 1, 2  # each byte of the source

@@ -10,8 +10,8 @@ from typing import Any
 
 from trtllm_kvfix.hazards.build import CountedRequests
 from trtllm_kvfix.hazards.ground import Ground
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, Requests
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import Upstream
 
 T = TOKENS_PER_BLOCK

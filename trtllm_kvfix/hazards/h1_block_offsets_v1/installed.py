@@ -4,11 +4,11 @@ from functools import partial
 
 import numpy as np
 
-from trtllm_kvfix.hazards.build import FIRST, SECOND, metadata, with_two_batches
+from trtllm_kvfix.hazards.build import metadata, with_two_batches
 from trtllm_kvfix.hazards.case import Comparison, Played, played
 from trtllm_kvfix.hazards.ground import Ground, Table, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
-from trtllm_kvfix.hazards.small import ROWS_MAX
+from trtllm_kvfix.hazards.small import FIRST, SECOND, offsets_shape
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 
 V1, V2 = "KVCacheManager", "KVCacheManagerV2"
@@ -36,9 +36,7 @@ class _Shipping(Played):
         # Where attention's metadata owns the table, it ships.
         owner = cache if hasattr(cls, "copy_batch_block_offsets") else metadata(up, cache, ground)
         self._owner, self._by_metadata = owner, owner is not cache
-        pools = getattr(cache, "num_attention_op_pools", cache.num_pools)
-        shape = (pools, ROWS_MAX, 2, cache.max_blocks_per_seq)
-        self._output = owner.kv_cache_block_offsets if self._by_metadata else ground.on_device(shape)
+        self._output = owner.kv_cache_block_offsets if self._by_metadata else ground.on_device(offsets_shape(cache))
         self._seen = ground.pinned(tuple(self._output.shape))
 
     def prepare(self) -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from tensorrt_llm._torch.pyexecutor.resource_manager import KVCacheManager
 
-from trtllm_kvfix.hazards.small import ROWS_MAX, TOKENS_PER_BLOCK, manager
+from trtllm_kvfix.hazards.small import FIRST, LENGTH, SECOND, manager, offsets_shape
 
 CYCLES = 1_000_000_000  # about half a second, for which the device is busy
-FIRST, SECOND = [1, 2], [3, 4]
-LENGTH = 2 * TOKENS_PER_BLOCK + 6
 
 
 def read_by_step(cache: Any, stream: Any, *, busy: bool, wait: bool, steps: int = 1) -> list[Any]:
@@ -24,7 +22,7 @@ def read_by_step(cache: Any, stream: Any, *, busy: bool, wait: bool, steps: int 
 
     The tables on the device are fresh: nothing is recorded of them yet.
     """
-    shape = (getattr(cache, "num_attention_op_pools", cache.num_pools), ROWS_MAX, 2, cache.max_blocks_per_seq)
+    shape = offsets_shape(cache)
     first, second = (torch.zeros(shape, dtype=torch.int32, device="cuda") for _ in range(2))
     seen = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
     torch.cuda.synchronize()

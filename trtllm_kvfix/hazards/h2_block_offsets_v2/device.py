@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trtllm_kvfix.hazards.case import ControlKind, Lane
-from trtllm_kvfix.hazards.offsets import (
-    BAD_PAGE,
+from trtllm_kvfix.hazards.h1_block_offsets_v1.device import (
     BLOCKS,
     PAGES,
     POOLS,
@@ -49,6 +48,7 @@ class CachingHostAllocator:
         self._free.append(block)
 
 
+BAD_PAGE = -1
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
 V_OFFSET = [1, 3]
 
@@ -76,9 +76,6 @@ class PageTable(OffsetArm):
         used = self.random.integers(BLOCKS // 2, BLOCKS, (rows, 1))
         return np.where(np.arange(BLOCKS) < used, pages, BAD_PAGE).astype(np.int32)
 
-    def call(self) -> None:
-        self.copy_batch_block_offsets(0)
-
     def copy_batch_block_offsets(self, which: int) -> None:
         self.ship(self.batches[which], which)
 
@@ -95,9 +92,6 @@ class NextCall(PageTable):
         self.reference(0)
         self.reference(1)
 
-    def disturb(self) -> None:
-        self.copy_batch_block_offsets(1)
-
 
 class FreedRow(PageTable):
     """A request of the batch ends; its row goes to a new request, and the cache writes that one's pages there."""
@@ -112,9 +106,6 @@ class FreedRow(PageTable):
 
 class Gather(Shipper):
     """Launches upstream's kernel, which reads both the table and the copy index when it runs."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
 
     def gather(self, table: PinnedArray, copy_index: PinnedArray, destination: DeviceArray, stream: int) -> None:
         self.device.gather_host_rows(destination, table, copy_index, ROWS, BLOCKS, SCALE, V_OFFSET, stream)

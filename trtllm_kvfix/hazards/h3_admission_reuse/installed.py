@@ -6,8 +6,8 @@ from typing import Any
 
 from trtllm_kvfix.hazards.build import CountedRequests, Executor, Reached
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, Requests
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import LLM_REQUEST, PY_EXECUTOR, Upstream
 
 BLOCKS = 14  # six are kept for a prefix, and four for another prompt: six more need the room of the prefix

@@ -1,17 +1,1 @@
 """H4: two threads change the eviction structures at once."""
-
-from trtllm_kvfix.hazards.hazard import Hazard
-
-HAZARD = Hazard(
-    id="H4",
-    what="two threads change the eviction structures at once",
-    symptoms={
-        "concurrent-pins": (
-            "the count of free blocks drifts, or the eviction policy crashes, while another thread pins blocks"
-        ),
-    },
-    not_on={
-        "device": "books alone, which no device reads: `make race-control` tears them",
-        "engine": "one thread alone calls its manager",
-    },
-)

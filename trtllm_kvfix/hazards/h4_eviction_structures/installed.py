@@ -6,8 +6,8 @@ from typing import Any
 
 from trtllm_kvfix.hazards.build import CountedRequests
 from trtllm_kvfix.hazards.ground import PATIENCE_S, Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
 
 T = TOKENS_PER_BLOCK

@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import accepted
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
 
 SOURCE, TARGET = "build_raw_nixl_source_agent", "RawNixlRemoteG2Adapter"

@@ -6,19 +6,17 @@ from importlib import import_module
 from typing import Any
 
 from trtllm_kvfix.hazards.build import (
-    FIRST,
-    LENGTH,
-    SECOND,
     Executor,
     Reached,
     metadata,
     played_behind_a_held_stream,
+    unmade,
     with_two_batches,
 )
 from trtllm_kvfix.hazards.case import Comparison, Played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
-from trtllm_kvfix.hazards.small import mapping
+from trtllm_kvfix.hazards.small import FIRST, LENGTH, SECOND, mapping
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 
 ENGINE = "PyTorchModelEngine"
@@ -51,7 +49,9 @@ class _Loop(Played):
         if self._output is None:
             raise Unavailable("attention's metadata has no prompt_lens_cuda")
         self._seen = ground.pinned(tuple(self._output.shape))
-        self._engine = _engine(up, self._write)
+        self._engine = unmade(
+            up.attribute(MODEL_ENGINE, ENGINE), mapping=mapping(), _prepare_tp_inputs=lambda *_, **__: self._write()
+        )
         self._scheduling: Any = up.attribute(PY_EXECUTOR, SCHEDULE)
         self._batch = import_module(SCHEDULER).ScheduledRequests()
 
@@ -99,24 +99,6 @@ class _Loop(Played):
         self._metadata.request_ids = self._chosen
         self._metadata.prompt_lens = PROMPT_LENS[tuple(self._chosen)]
         self._metadata.prepare()
-
-
-def _engine(up: Upstream, write: Callable[[], None]) -> Any:
-    kind: Any = up.attribute(MODEL_ENGINE, ENGINE)
-
-    class Engine(kind):  # type: ignore[misc]
-        """Upstream's without a model: its constructor, which loads one, does not run."""
-
-        def __init__(self) -> None:
-            self.mapping = mapping()
-
-        def __del__(self) -> None:
-            """There is nothing that upstream's would have to give back."""
-
-        def _prepare_tp_inputs(self, *_: Any, **__: Any) -> None:
-            write()
-
-    return Engine()
 
 
 SCENARIOS = (Scenario("inputs", "input-copy-fence", keeps_its_inputs),)

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.hazards.case import Case, ControlKind, Lane, Side
-from trtllm_kvfix.hazards.loop_arm import LoopArm
+from trtllm_kvfix.hazards.h7_other_pinned_buffers.device import LoopArm
 from trtllm_kvfix.hazards.simulated import trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
+from trtllm_kvfix.staging import on_stream
 
 SLOTS, WORDS = SHAPE = (8, 4)  # of each adapter: its rank, and where its weights are
 ROW_BYTES = WORDS * 4
@@ -89,7 +90,7 @@ class FencedSteps(Steps):
         self._replay: Callable[..., None] = fence.replaying(lambda *_: self.graph.replay(self.held))
 
     def call(self) -> None:
-        with self.stream_is_current():
+        with on_stream(self.device, self.held):
             super().call()
 
     def fill(self, step: int) -> None:

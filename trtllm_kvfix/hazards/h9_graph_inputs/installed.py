@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
-from trtllm_kvfix.hazards.build import played_behind_a_held_stream
+from trtllm_kvfix.hazards.build import played_behind_a_held_stream, unmade
 from trtllm_kvfix.hazards.case import Comparison, Played
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
 from trtllm_kvfix.hazards.small import accepted
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 
 TABLES, RUNNER = "CudaGraphLoraParams", "CUDAGraphRunner"
@@ -108,29 +108,22 @@ def lora_tables(kind: Any) -> Any:
 
 
 def _runner(ground: Ground, up: Upstream) -> Any:
-    kind: Any = up.attribute(GRAPH_RUNNER, RUNNER)
-
-    class Runner(kind):  # type: ignore[misc]
-        """Upstream's constructor needs the engine's configuration; a capture reads only these attributes."""
-
-        def __init__(self) -> None:
-            self.config = SimpleNamespace(use_mrope=False, is_draft_model=False, spec_config=None)
-            self.shared_static_tensors = {
-                "input_ids": ground.on_device((BATCH,)),
-                "position_ids": ground.on_device((1, BATCH)),
-            }
-            self.graphs: dict[Any, Any] = {}
-            self.graph_outputs: dict[Any, Any] = {}
-            self.graph_metadata: dict[Any, Any] = {}
-            self.spec_config = None
-            self.max_beam_width = 1
-            self.memory_pool = None
-            self.is_warmup_only = False
-
-        def __del__(self) -> None:
-            """Do nothing: the members that upstream's destructor clears were never made."""
-
-    return Runner()
+    """With all that a capture reads."""
+    return unmade(
+        up.attribute(GRAPH_RUNNER, RUNNER),
+        config=SimpleNamespace(use_mrope=False, is_draft_model=False, spec_config=None),
+        shared_static_tensors={
+            "input_ids": ground.on_device((BATCH,)),
+            "position_ids": ground.on_device((1, BATCH)),
+        },
+        graphs={},
+        graph_outputs={},
+        graph_metadata={},
+        spec_config=None,
+        max_beam_width=1,
+        memory_pool=None,
+        is_warmup_only=False,
+    )
 
 
 def _key(up: Upstream) -> tuple[Any, ...]:

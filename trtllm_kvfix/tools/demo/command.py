@@ -11,7 +11,7 @@ from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
-from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.hazards.table import Scene
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.demo.report import DemoReport, Printer, SceneOutcome, page, picture
 from trtllm_kvfix.tools.demo.scenes import choose, play, with_canary

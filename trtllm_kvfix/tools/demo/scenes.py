@@ -8,6 +8,7 @@ letters, and often as another user's.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
@@ -21,7 +22,7 @@ from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.hazard import Scene
+from trtllm_kvfix.hazards.table import Scene
 from trtllm_kvfix.tools.demo.report import AnswerRead, ChatOutcome, SceneOutcome
 
 # ---- the model that recites ----
@@ -189,11 +190,8 @@ class Chat:
     """One user's conversation: each turn repeats the turns before it."""
 
     user: User
-    said: str = ""
+    said: str
     answers: list[AnswerRead] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.said = self.user.notes
 
     @property
     def over(self) -> bool:
@@ -242,7 +240,7 @@ class Session:
 
     def __init__(self, machine: Machine, config: EngineConfig) -> None:
         self.engine = Engine(machine, reciter(config.length_max), config)
-        self._chats = [Chat(user) for user in USERS]
+        self._chats = [Chat(user, user.notes) for user in USERS]
         self._live: dict[int, Chat] = {}
         self._requests = 0
         self._stranger: Request | None = None
@@ -337,16 +335,8 @@ def config_of(scene: Scene, off: Collection[str] = ()) -> EngineConfig:
 
 
 def _arm(config: EngineConfig, device: str, seed: int) -> ChatOutcome:
-    machine = open_machine(device, seed=seed)
-    session = Session(machine, config)
-    try:
+    with closing(open_machine(device, seed=seed)) as machine, closing(Session(machine, config)) as session:
         answers = session.run()
         canary = session.engine.cache.canary
-        return ChatOutcome(
-            answers=answers,
-            steps=session.engine.steps,
-            canary=None if canary is None else canary.report(),
-        )
-    finally:
-        session.close()
-        machine.close()
+        seen = None if canary is None else canary.report()
+        return ChatOutcome(answers=answers, steps=session.engine.steps, canary=seen)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.table import Table
 
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.upstream import PACKAGE, exists
+from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.selfcheck import report, steps
+from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write
 
 STEP_S_MAX = 300.0
@@ -52,8 +55,6 @@ def selfcheck(out: Path, limit_s: float) -> None:
             "server: `/path/to/python -m trtllm_kvfix selfcheck`"
         )
     check_folder("--out", out)
-    from trtllm_kvfix.tools.progress import progress_bar  # noqa: PLC0415  rich, where it is shown
-
     names = steps.names()
     with progress_bar("selfcheck", len(names)) as ended:
         outcomes = steps.run(names, limit_s=limit_s, ended=ended)
@@ -64,24 +65,18 @@ def selfcheck(out: Path, limit_s: float) -> None:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    from rich.table import Table  # noqa: PLC0415
-
-    from trtllm_kvfix.tools.terminal import terminal  # noqa: PLC0415
-
     console = terminal()
     upstream = found["tensorrt_llm"]
     console.print(f"TensorRT-LLM {upstream['version'] or 'of unknown version'}, variant {upstream['variant']}")
-    fixes = Table(box=None)
-    for column in ("fix", "state", "self-test", "applied and taken off"):
-        fixes.add_column(column, overflow="fold")
-    for fix in found["fixes"]:
-        fixes.add_row(fix["id"], fix["state"], fix["self_test"], fix["replaced"])
-    console.print(fixes)
-    scenarios = Table(box=None)
-    for column in ("scenario", "fix", "verdict", "why"):
-        scenarios.add_column(column, overflow="fold")
-    for each in found["scenarios"]:
-        scenarios.add_row(each["name"], each["fix"], each["verdict"], each["why"])
-    console.print(scenarios)
+    for part, columns in (
+        ("fixes", {"fix": "id", "state": "state", "self-test": "self_test", "applied and taken off": "replaced"}),
+        ("scenarios", {"scenario": "name", "fix": "fix", "verdict": "verdict", "why": "why"}),
+    ):
+        table = Table(box=None)
+        for heading in columns:
+            table.add_column(heading, overflow="fold")
+        for row in found[part]:
+            table.add_row(*(row[key] for key in columns.values()))
+        console.print(table)
     for problem in found["problems"]:
         console.print(f"problem: {problem}", style="bold", markup=False, soft_wrap=True)

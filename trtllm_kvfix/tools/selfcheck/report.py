@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_kvfix import __version__, machine, native
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.tools.selfcheck.steps import ARMS, IMPORT, SCENARIOS, StepOutcome
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.hazards import build, table
 from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
-from trtllm_kvfix.hazards.hazard import Scenario
+from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay import import_hook
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.registry import Registry

@@ -67,19 +67,15 @@ def run_case(device: Device, case: Case, iterations: int, seed: int, on_iteratio
 
 
 def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteration: Callable[[], object]) -> ArmOutcome:
-    """All iterations of one arm. It has drained when this returns, so that nothing of it can touch the next one."""
-    arm = side.build(device, seed)
+    """All iterations of one arm."""
     done: list[Iteration] = []
-    try:
+    with side.build(device, seed) as arm:
         # Once with the gate open. A driver may load a kernel on its first use, and wait for every stream to do so.
         played(arm, nullcontext())
         with Watchdog(LOOK_S) as watchdog:
             for number in range(1, iterations + 1):
                 done.append(run_iteration(watchdog, arm, number))
                 on_iteration()
-    finally:
-        arm.settle()
-        arm.close()
     return ArmOutcome(
         how=side.how,
         meanwhile=side.meanwhile,

@@ -134,12 +134,9 @@ class VerifyReport(JsonModel):
 
 # ---- the text ----
 
-STYLES = {
-    Verdict.PROVEN: "green",
-    Verdict.VACUOUS: "bold yellow",
-    Verdict.FIX_FAILED: "bold red",
-    Verdict.NOT_HELD: "bold yellow",
-}
+# A verdict on the page, and that in a terminal.
+TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "wrong", Verdict.NOT_HELD: "doubt"}
+STYLES = {"right": "green", "doubt": "bold yellow", "wrong": "bold red"}
 
 
 def print_report(console: Console, report: VerifyReport) -> None:
@@ -183,7 +180,7 @@ def print_table(console: Console, report: VerifyReport) -> None:
             pending(case),
             f"{case.control.call_us_median:.1f}",
             f"{case.fixed.call_us_median:.1f}",
-            Text(case.verdict.value, style=STYLES[case.verdict]),
+            Text(case.verdict.value, style=STYLES[TAGS[case.verdict]]),
         )
     console.print(table)
 
@@ -367,10 +364,8 @@ def host_lane(scale: Scale, arm: ArmOutcome) -> Iterator[str]:
     at = arm.timeline
     yield label(0, "host")
     yield from bar(scale, at, 0, (at.call_us, at.returned_us), "call", "call")
-    if len(arm.lanes) == 1:
-        yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), "overwrite", "overwrite")
-    else:
-        yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), "watch", "waits")
+    kind, text = ("overwrite", "overwrite") if len(arm.lanes) == 1 else ("watch", "waits")
+    yield from bar(scale, at, 0, (at.disturb_us, at.disturbed_us), kind, text)
 
 
 def device_lane(scale: Scale, arm: ArmOutcome, lane: Lane, row: int) -> Iterator[str]:
@@ -437,8 +432,6 @@ def numbers(scale: Scale, at: Timeline) -> Iterator[str]:
 
 # ---- the page ----
 
-TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "wrong", Verdict.NOT_HELD: "doubt"}
-
 
 def page(report: VerifyReport) -> str:
     groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
@@ -503,16 +496,12 @@ def arms(case: CaseOutcome) -> Iterator[str]:
             continue
         yield '<div class="arm">'
         what = f"{name}: {case.control_kind.value}" if arm is case.control else name
-        yield f"<header><div><h3>{escape(what)}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
+        result = f'<span class="tag {"wrong" if arm.corrupt else "right"}">{corrupt(arm)} corrupt</span>'
+        yield f"<header><div><h3>{escape(what)}</h3><p>{escape(arm.how)}</p></div>{result}</header>"
         yield f'<div class="scroll" tabindex="0">{drawn(arm, scale)}</div>'
         yield f"<ol>{''.join(legend(case, arm))}</ol>"
         yield from example(arm)
         yield "</div>"
-
-
-def result(arm: ArmOutcome) -> str:
-    kind = "wrong" if arm.corrupt else "right"
-    return f'<span class="tag {kind}">{corrupt(arm)} corrupt</span>'
 
 
 def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
