@@ -133,6 +133,9 @@ void HostPool::pin() {
 }
 
 void HostPool::close() {
+    if (home_.left()) {
+        abandon();
+    }
     std::erase_if(pinned_, [&](const std::span<std::uint8_t>& part) {
         try {
             device_->unregister_host(part.data());
@@ -158,6 +161,7 @@ void HostPool::abandon() {
 }
 
 std::vector<std::uint64_t> HostPool::digests(std::span<const std::uint64_t> slots, std::uint64_t key) const {
+    home_.check("this HostPool");
     std::vector<std::uint64_t> out;
     out.reserve(slots.size());
     for (const std::uint64_t slot : slots) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "process/home_process.h"
 
 namespace kvfix {
 
@@ -54,7 +55,8 @@ class HostPool {
 
     // Of each block's content (digest_of), the same on every machine. The caller makes sure that nothing writes the slots.
     std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots, std::uint64_t key) const;
-    // Gives everything back. Memory that the device does not let go is kept, and still counted.
+    // Gives everything back. Memory that the device does not let go is kept, and still counted. A child has none of the
+    // memory, and perhaps its own at these addresses: there only the descriptor is closed.
     void close();
     // The device may still write: never give it back.
     void abandon();
@@ -65,6 +67,7 @@ class HostPool {
     void bind_to(unsigned node);
     void pin();
 
+    const HomeProcess home_;
     const std::shared_ptr<Device> device_;
     const HostPoolPlan plan_;
     std::uint8_t* data_ = nullptr;

@@ -121,6 +121,34 @@ assert (device.download(target, stream) == 1).all()
 print("served")
 """
 
+# A child has none of the pool's pages, so the addresses are free there, and the kernel gives them to what it maps next.
+FORKS_WITH_A_POOL = """
+import ctypes, faulthandler, mmap, os, signal
+from trtllm_kvfix import native
+
+faulthandler.dump_traceback_later(60, exit=True)
+pool = native.HostPool(native.open_device("cpu"), host_bytes=1 << 22, block_bytes=4096)
+begin, end = pool.address, pool.address + pool.bytes
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    refused = 0
+    try:
+        pool.digests([0], 1)
+    except RuntimeError as error:
+        refused += "made in a parent" in str(error)
+    own = [mmap.mmap(-1, 1 << 20) for _ in range(64)]
+    at = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in own]
+    inside = sum(begin <= each < end for each in at)
+    del pool
+    for each in own:
+        each[0] = 7  # ends the child, were it given back with the pool
+    os._exit(0 if refused and inside else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert len(pool.digests([0], 1)) == 1
+print("served")
+"""
+
 # The signal comes while a call runs or waits for the lock; Python sees it when the call has ended.
 INTERRUPTED = """
 import faulthandler, os, signal, threading
@@ -201,7 +229,15 @@ def test_a_process_may_end_while_a_lane_has_transfers() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("script", [FORKS, FORKS_WITH_A_LANE, FORKS_WITH_A_STAGER], ids=["manager", "lane", "stager"])
+BESIDE_FORKS = {
+    "manager": FORKS,
+    "lane": FORKS_WITH_A_LANE,
+    "stager": FORKS_WITH_A_STAGER,
+    "pool": FORKS_WITH_A_POOL,
+}
+
+
+@pytest.mark.parametrize("script", BESIDE_FORKS.values(), ids=BESIDE_FORKS)
 def test_a_child_is_refused_what_its_parent_made_and_hangs_nowhere(script: str) -> None:
     ran = run(script)
     assert (ran.returncode, ran.stdout.strip()) == (0, "served"), ran.stderr
