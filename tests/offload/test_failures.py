@@ -9,7 +9,8 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
 from trtllm_kvfix.offload import scheduler
-from trtllm_kvfix.offload.ledger import StoreJob
+from trtllm_kvfix.offload.ledger import Ended, LoadJob, StoreJob
+from trtllm_kvfix.offload.policy import PendingLoad
 from trtllm_kvfix.offload.scheduler import FAILED_IN_A_ROW_MAX, PAUSE_S_MAX
 
 from .conftest import BLOCK_BYTES, Bench, Clock, MakeBench, serve_alone
@@ -222,6 +223,23 @@ def test_a_direction_that_is_given_up_comes_back_by_itself(
     assert counters.offload_given_up.value == given_up
     assert [serve(bench, next(numbers), prompt(each)) for each in (3, 4)] == [20, 20]
     require_clean(bench)
+
+
+def test_a_load_that_brings_nothing_ends_no_pause(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """As of a request that was cancelled behind its promise: nothing was copied for it."""
+    del clock  # it stands still
+    bench, given_up = make_bench(), counters.offload_given_up.value
+    for marker in range(FAILED_IN_A_ROW_MAX):
+        serve(bench, marker, prompt(marker))
+    FAULTS["the mark is refused"](monkeypatch, bench, "load")
+    for number in range(FAILED_IN_A_ROW_MAX):
+        serve(bench, 100 + number, prompt(number))
+    assert counters.offload_given_up.value == given_up + 1
+    nothing = LoadJob(10_000, 10_000, (), (), 0)
+    bench.scheduler.side._end_load(nothing, PendingLoad([], 0, 0, 0), Ended(nothing.number, ""))
+    assert counters.offload_given_up.value == given_up + 1
 
 
 def test_a_load_that_fails_is_no_hit(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:

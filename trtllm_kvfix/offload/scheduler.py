@@ -938,7 +938,8 @@ class OffloadScheduler:
             self.tally.hit(min(come, load.tokens))
             now = monotonic()
             self.worth.note_load(now, come, now - load.since)
-        self._directions.note_end("load", ended)
+        if job.slots:  # one that brings nothing, for a request that is over, tells nothing of copies
+            self._directions.note_end("load", ended)
         live = self._live.get(job.request_id)
         if live is not None and live.load is load:
             live.load = None
