@@ -119,6 +119,7 @@ def test_what_begins_all_the_same_moves_foreign_values(
     """The control: transfers that have begun are waited for, as they were before, and no others are looked at."""
     monkeypatch.setattr(OffloadWorker, "end_transfers_here", lambda *_: None)
     monkeypatch.setattr(OffloadScheduler, "load_not_awaited", lambda *_: None)
+    monkeypatch.setattr(OffloadWorker, "_refuse", lambda *_: None)
     bench = make_bench(executor={"blocks": BLOCKS})
     play(scene, bench, monkeypatch)
     assert bench.executor.corrupt

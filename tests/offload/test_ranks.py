@@ -77,6 +77,18 @@ def test_a_fence_that_is_over_before_it_begins_keeps_no_rank_waiting(ranks: list
     on_all(ranks, lambda rank: rank.worker.start(rank.stream))
 
 
+def test_a_job_whose_blocks_are_given_away_before_it_begins_never_begins(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)), StoreJob(2, 8, (2,), (5,)))))
+        rank.worker.bind(Step(fences=(1,)))
+    on_all(ranks, lambda rank: rank.worker.start(rank.stream))
+    assert [rank.worker._transfers._stores.wait(2, 60) for rank in ranks if rank.worker._transfers] == [True] * RANKS
+    while len(ranks[0].link.ledger.ended) < 2:
+        on_all(ranks, lambda rank: rank.worker.finished([], []))
+    ended = {each.job: each.error for each in ranks[0].link.ledger.ended}
+    assert "not begun" in ended[1] and ended[2] == ""
+
+
 @pytest.mark.parametrize("bad", range(RANKS))
 def test_a_load_that_fails_on_one_rank_is_computed_on_all(bad: int, ranks: list[Rank]) -> None:
     transfers = ranks[bad].worker._transfers

@@ -319,14 +319,16 @@ class OffloadWorker:
         if self._stream is None:
             return
         ledger = self._ledger
-        fences, loads, stores = ledger.take_fences(), list(ledger.waiting(LoadJob)), list(ledger.waiting(StoreJob))
-        if not (fences or loads or stores):
+        fences, waiting_loads, waiting_stores = ledger.take_fences(), ledger.waiting(LoadJob), ledger.waiting(StoreJob)
+        if not (fences or waiting_loads or waiting_stores):
             return
         transfers = self._transfers
         if transfers is None:
             raise KvfixError("transfers were planned before the pools of the device were registered")
         if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
+            self._refuse(transfers, map(ledger.__getitem__, fences))
             together(self._ranks, lambda: transfers.wait_for(fences))
+        loads, stores = list(waiting_loads), list(waiting_stores)
         if loads:
             with guarded(PARTIAL_COPIES) as tried:
                 self._before_loads()
