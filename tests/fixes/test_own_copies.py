@@ -135,6 +135,27 @@ def test_a_draft_models_manager_is_right_in_traffic(variant: str) -> None:
     require_a_draft_to_be_mended(variant, OWN_MANAGER)
 
 
+def rows_of_two_questions(manager: Any) -> list[Any]:
+    """As by a method that asks for the copy index twice."""
+    found = []
+    for batch in (FIRST, SECOND):
+        index = manager.index_mapper.get_copy_index(batch, len(batch), 1)
+        found.append(manager.host_kv_cache_block_offsets.numpy()[:, index.numpy(), 0].tolist())
+    return found
+
+
+def test_a_method_may_ask_for_the_copy_index_twice() -> None:
+    with standing_in("F"), applied([ID]):
+        tables = Tables()
+        before, faults = dict(vars(tables.manager)), fuse.of(ID).faults
+        own = staged_offsets_v2.private_tables(rows_of_two_questions)
+        with tables.tensors.on(tables.stream):
+            assert own(tables.manager) == rows_of_two_questions(tables.manager)
+        assert {name: vars(tables.manager)[name] for name in before} == before
+        assert fuse.of(ID).faults == faults
+        tables.server.close()
+
+
 # ---- where memory cannot be fresh, the call waits ----
 
 

@@ -246,7 +246,8 @@ def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
         fresh = None
         if not tried.blown:
             try:
-                live, fresh, rows = _private(self, copy_idx)
+                live = _live(self)
+                fresh, rows = _private(live, copy_idx)
             except Exception as error:
                 tried.fault(error)
         if fresh is None:
@@ -261,14 +262,17 @@ def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
     return _copy_batch_block_offsets_per_layer
 
 
-def _private(manager: Any, copy_idx: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """The manager's tensors, what takes their place for a call, and the copy index into a table that holds the batch's
+def _live(manager: Any) -> dict[str, Any]:
+    return {name: vars(manager)[name] for name in (TABLE, *SCRATCH) if name in vars(manager)}
+
+
+def _private(live: dict[str, Any], copy_idx: Any) -> tuple[dict[str, Any], Any]:
+    """What takes the place of the manager's tensors for a call, and the copy index into a table that holds the batch's
     rows in order."""
-    live = {name: vars(manager)[name] for name in (TABLE, *SCRATCH) if name in vars(manager)}
     fresh = {name: _fresh_copy(tensor) for name, tensor in live.items() if name != TABLE}
     fresh[TABLE] = fresh_pinned(live[TABLE])
     copy_pages(live[TABLE], copy_idx, fresh[TABLE])
-    return live, fresh, counting_from_0(copy_idx)
+    return fresh, counting_from_0(copy_idx)
 
 
 # DeepSeek-V4's manager ships in methods of its own, by copies: in the newest builds out of the live table, with the
@@ -359,9 +363,7 @@ def private_tables(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **kwargs)
         finally:
-            vars(self).update(asked.live)
-            if not asked.answered:
-                finish()
+            asked.end()
 
     return own_copy
 
@@ -371,21 +373,28 @@ class _PrivateRows:
 
     def __init__(self, manager: Any, mapper: Any) -> None:
         self._manager, self._mapper = manager, mapper
-        self.live: dict[str, Any] = {} if mapper is None else {"index_mapper": mapper}
-        self.answered = False
+        self._tables: dict[str, Any] = {}  # the manager's own, once it has others
+        self._answered = False
+
+    def end(self) -> None:
+        """The call is over: the manager has what it had. Where it got no private rows, its copies have run."""
+        if self._mapper is not None:
+            vars(self._manager).update(self._tables, index_mapper=self._mapper)
+        if not self._answered:
+            finish()
 
     def get_copy_index(self, *args: Any, **kwargs: Any) -> Any:
         index = self._mapper.get_copy_index(*args, **kwargs)
         tried = fuse.of(ID)
         try:
-            live, fresh, rows = _private(self._manager, index)
+            live = self._tables or _live(self._manager)  # of the manager, however often it asks
+            fresh, rows = _private(live, index)
         except Exception as error:
             tried.fault(error)
             return index
         tried.in_a_row = 0
-        self.live |= live
+        self._tables, self._answered = live, True
         vars(self._manager).update(fresh)
-        self.answered = True
         return rows
 
     def __getattr__(self, name: str) -> Any:
