@@ -1867,9 +1867,9 @@ class FillBooks:
     What each slot was filled with, and the looks that find out whether complete blocks have changed. For one thread alone.
     """
 
-    def __init__(self, tokens_per_block: int, layers: int, *, due_max: int, step_looks_max: int, blocks_per_step: int, seed: int, lookahead: int = 0, knows_all: bool = True) -> None:
+    def __init__(self, tokens_per_block: int, layers: int, *, due_max: int, step_looks_max: int, blocks_per_step: int, seed: int, knows_all: bool = True) -> None:
         """
-        layers: digests of a block. due_max: looks that may wait. step_looks_max: in a step, at blocks to which something has happened. blocks_per_step: others. lookahead: KV of a position depends on so many tokens behind it. knows_all: no block leaves the device and comes back unheard.
+        layers: digests of a block. due_max: looks that may wait. step_looks_max: in a step, at blocks to which something has happened. blocks_per_step: others. knows_all: no block leaves the device and comes back unheard.
         """
 
     def moved(self, kind: str, source: int, target: int, tokens: int) -> None:

@@ -116,11 +116,9 @@ nb::list tuples_of(const std::vector<canary::Unfilled>& unfilled) {
 void init_books(FillBooks* self, Named<std::uint32_t, "tokens_per_block"> tokens_per_block,
                 Named<std::uint32_t, "layers"> layers, Named<std::uint32_t, "due_max"> due_max,
                 Named<std::uint32_t, "step_looks_max"> step_looks_max,
-                Named<std::uint32_t, "blocks_per_step"> blocks_per_step, NamedId<"seed"> seed,
-                Named<std::uint32_t, "lookahead"> lookahead, bool knows_all) {
+                Named<std::uint32_t, "blocks_per_step"> blocks_per_step, NamedId<"seed"> seed, bool knows_all) {
     new (self) FillBooks({.tokens_per_block = tokens_per_block,
                           .layers = layers,
-                          .lookahead = lookahead,
                           .knows_all = knows_all,
                           .looks = {.due = due_max, .of_step = step_looks_max, .live = blocks_per_step},
                           .seed = seed});
@@ -305,10 +303,10 @@ void bind_fill_books(nb::module_& m) {
                      "What each slot was filled with, and the looks that find out whether complete blocks have "
                      "changed. For one thread alone.");
     books.def("__init__", &init_books, "tokens_per_block"_a, "layers"_a, nb::kw_only(), "due_max"_a, "step_looks_max"_a,
-              "blocks_per_step"_a, "seed"_a, "lookahead"_a = 0, "knows_all"_a = true,
+              "blocks_per_step"_a, "seed"_a, "knows_all"_a = true,
               "layers: digests of a block. due_max: looks that may wait. step_looks_max: in a step, at blocks to which "
-              "something has happened. blocks_per_step: others. lookahead: KV of a position depends on so many tokens "
-              "behind it. knows_all: no block leaves the device and comes back unheard.");
+              "something has happened. blocks_per_step: others. knows_all: no block leaves the device and comes back "
+              "unheard.");
     bind_blocks(books);
     bind_holders(books);
     bind_steps(books);

@@ -29,7 +29,6 @@ void check_numbers(std::span<const Slot> slots, std::span<const Slot> numbers) {
 
 FillBooks::FillBooks(const BooksConfig& config)
     : tokens_per_block_(checked_tokens_per_block(config.tokens_per_block)),
-      lookahead_(config.lookahead),
       knows_all_(config.knows_all),
       fills_(config.layers),
       looks_(fills_, primary_, config.looks, config.seed) {}
@@ -246,8 +245,7 @@ void FillBooks::written(const Write& write) {
         sequence.slots.resize(first);
         sequence.slots.insert(sequence.slots.end(), write.slots->begin(), write.slots->end());
     }
-    const std::uint64_t begin = write.begin - std::min<std::uint64_t>(write.begin, lookahead_);
-    fill(write.request, sequence, begin, write.end, write.accepted);
+    fill(write.request, sequence, write.begin, write.end, write.accepted);
 }
 
 std::vector<Slot> FillBooks::step(std::uint64_t number, std::span<const Write> writes, std::size_t free) {

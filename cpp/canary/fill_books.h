@@ -53,8 +53,7 @@ struct Unfilled {
 
 struct BooksConfig {
     std::uint32_t tokens_per_block;
-    std::uint32_t layers;     // whose digests a block has
-    std::uint32_t lookahead;  // KV of a position depends on so many tokens behind it, as that of draft layers does
+    std::uint32_t layers;  // whose digests a block has
     // Or else blocks may leave the device and come back unheard, so one that is unknown is taken as it is.
     bool knows_all;
     LookLimits looks;
@@ -132,7 +131,6 @@ class FillBooks {
     std::vector<Look> end(RequestId request);
 
     const std::uint32_t tokens_per_block_;
-    const std::uint32_t lookahead_;
     const bool knows_all_;
     Fills fills_;
     FilledSlots primary_{fills_};

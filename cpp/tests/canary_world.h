@@ -25,12 +25,10 @@ using canary::Slot;
 
 class CanaryWorld {
   public:
-    CanaryWorld(std::uint64_t seed, std::uint32_t lookahead)
-        : lookahead_(lookahead),
-          random_(seed),
+    explicit CanaryWorld(std::uint64_t seed)
+        : random_(seed),
           books_({.tokens_per_block = kSize,
                   .layers = kSize,
-                  .lookahead = lookahead,
                   .knows_all = true,
                   .looks = {.due = 1 << 14, .of_step = 6, .live = 2},
                   .seed = seed}) {}
@@ -326,7 +324,7 @@ class CanaryWorld {
             one.goes_round |= is_cyclic;
             done["cyclic"] += is_cyclic ? 1 : 0;
         }
-        write(one.slots, one.begin - std::min<std::uint64_t>(one.begin, lookahead_), end);
+        write(one.slots, one.begin, end);
         hear(one, end, certain);
         one.begin = certain;
         one.drafted = end;
@@ -340,7 +338,7 @@ class CanaryWorld {
     // All at once; or slots first, and then what was written and is kept, perhaps in front of the next step alone, as
     // beside another's manager.
     void hear(Live& one, std::uint64_t end, std::uint64_t certain) {
-        if (end > certain || lookahead_ != 0 || happens(0.5)) {
+        if (end > certain || happens(0.5)) {
             const auto first = one.slots.begin() + static_cast<std::ptrdiff_t>(one.begin / kSize);
             books_.step(
                 0,
@@ -405,7 +403,6 @@ class CanaryWorld {
         }
     }
 
-    std::uint32_t lookahead_;
     std::mt19937_64 random_;
     canary::FillBooks books_;
     std::map<Place, std::array<std::uint64_t, kSize>> memory_;
