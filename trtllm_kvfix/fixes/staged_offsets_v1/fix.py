@@ -12,7 +12,8 @@ For the choice `observe`, upstream copies as always, and one call in so many is 
 ours, which runs every statement as it is and notes what it copied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,17 +61,23 @@ def staged_prepare(stagers: Stagers, known: PoolCopiesByTensor, original: Callab
             return original(self, *args, **kwargs)
 
         def with_destination(self: Any, destination: Any, *args: Any, **kwargs: Any) -> Any:
-            self.kv_cache_block_offsets = destination
-            try:
+            with _in_place_of(tensor, destination, self):
                 return original(self, *args, **kwargs)
-            finally:
-                # A prepare that put another tensor there meant it.
-                if self.kv_cache_block_offsets is destination:
-                    self.kv_cache_block_offsets = tensor
 
         return staged(with_destination, self, tensor, table, args, kwargs)
 
     return prepare
+
+
+@contextmanager
+def _in_place_of(tensor: Any, destination: Any, metadata: Any) -> Iterator[None]:
+    """A `prepare` that puts another tensor there meanwhile means it."""
+    metadata.kv_cache_block_offsets = destination
+    try:
+        yield
+    finally:
+        if metadata.kv_cache_block_offsets is destination:
+            metadata.kv_cache_block_offsets = tensor
 
 
 def _staged(stagers: Stagers, known: PoolCopiesByTensor) -> CopyingCall:
@@ -145,19 +152,14 @@ def observed_prepare(read_back: ReadBack, original: Callable[..., Any]) -> Calla
     """For `prepare` of attention metadata that owns the table and the copy."""
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tensor = getattr(self, "kv_cache_block_offsets", None)
-        table = getattr(self, "host_kv_cache_block_offsets", None)
+        tensor, table = getattr(self, "kv_cache_block_offsets", None), getattr(self, TABLE, None)
         if tensor is None or table is None:
             return original(self, *args, **kwargs)
         seen = read_back.guarded(lambda: ObservedDestination(tensor, table))
         if seen is None:
             return original(self, *args, **kwargs)
-        self.kv_cache_block_offsets = seen
-        try:
+        with _in_place_of(tensor, seen, self):
             result = original(self, *args, **kwargs)
-        finally:
-            if self.kv_cache_block_offsets is seen:
-                self.kv_cache_block_offsets = tensor
         read_back.look(seen.shipment)
         return result
 
