@@ -84,8 +84,8 @@ class FillBooks {
     void came_back(RequestId request, std::vector<Slot> slots);
     // What they hold may change unheard.
     void forget(std::span<const Slot> slots);
-    // For whom is told of blocks of active requests alone: these slots have one more of them, or one less. What none has
-    // is forgotten, or kept by the blocks' numbers where these are told: a block keeps its number when it moves.
+    // Where the caller hears of the blocks of active requests alone: one more of these has the slots, or one less. What
+    // none has is forgotten, or kept by the blocks' numbers where these are told: a block keeps its number when it moves.
     void hold(std::span<const Slot> slots, std::span<const Slot> numbers = {});
     void let_go(std::span<const Slot> slots, std::span<const Slot> numbers = {});
     // It has got further blocks, which a step or a load will write.

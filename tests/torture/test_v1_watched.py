@@ -8,8 +8,8 @@ from tests.canary.blind import blind
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.canary.canary import BLOCKS_PER_STEP, Canary, Finding
 from trtllm_kvfix.managers import watched_v1
+from trtllm_kvfix.managers.watched import filled_of
 from trtllm_kvfix.managers.watched_v1 import WatchedV1
-from trtllm_kvfix.managers.watched_v2 import filled_of
 
 from .v1_watched import BLOCKS, SIZE, Traffic
 from .v1_watched import watched_v1 as watching

@@ -192,8 +192,8 @@ class Canary:
 
     @guarded
     def hold(self, slots: Sequence[int], numbers: Sequence[int] = ()) -> None:
-        """One more active request has these slots. For whom hears of the blocks of such requests alone. `numbers`:
-        those of the blocks, if they keep them when they move."""
+        """One more active request has these slots. Told where the caller hears of the blocks of active requests alone.
+        `numbers`: those of the blocks, if they keep them when they move."""
         self.books.hold(slots, numbers)
 
     @guarded

@@ -8,7 +8,17 @@ from functools import wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.managers.watching import Find, Method, Watchable, Watching, ending, freeing, preparing
+from trtllm_kvfix.managers.watching import (
+    CONNECTOR,
+    CROSS_ATTENTION,
+    Find,
+    Method,
+    Watchable,
+    Watching,
+    ending,
+    freeing,
+    preparing,
+)
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
 if TYPE_CHECKING:
@@ -26,11 +36,11 @@ LOOKED_AT = (
 def reasons(manager: Any) -> Iterator[str]:
     """Why this cache cannot be watched; none if it can."""
     if manager.kv_connector_manager is not None:
-        yield "a connector loads blocks beside the manager, which does not hear when a load is over"
+        yield CONNECTOR
     if manager.is_draft:
         yield "the cache is a draft model's, whose positions are not those of the answer"
     if "CROSS" in str(manager.kv_cache_type):
-        yield "cross-attention has positions of its own"
+        yield CROSS_ATTENTION
     if short := [window for window in manager.max_attention_window_vec if window < manager.max_seq_len]:
         yield f"blocks leave windows, or are written over in them ({short[0]} of {manager.max_seq_len} tokens)"
     if manager.impl.num_pools != 1:

@@ -9,7 +9,18 @@ from functools import wraps
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.managers.watching import DRAFT_LAYERS, Find, Method, Watchable, Watching, ending, freeing, preparing
+from trtllm_kvfix.managers.watching import (
+    CONNECTOR,
+    CROSS_ATTENTION,
+    DRAFT_LAYERS,
+    Find,
+    Method,
+    Watchable,
+    Watching,
+    ending,
+    freeing,
+    preparing,
+)
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 from trtllm_kvfix.staging import current_place
 
@@ -27,11 +38,11 @@ LOOKED_AT = (
 
 def reasons(manager: Any) -> Iterator[str]:
     if manager.kv_connector_manager is not None:
-        yield "a connector loads blocks beside the manager, which does not hear when a load is over"
+        yield CONNECTOR
     if manager.is_draft or getattr(manager, "draft_layer_ids", ()):
         yield DRAFT_LAYERS
     if "CROSS" in str(getattr(manager, "kv_cache_type", "")):
-        yield "cross-attention has positions of its own"
+        yield CROSS_ATTENTION
     if getattr(manager, "enable_swa_scratch_reuse", False):
         yield "with enable_swa_scratch_reuse several blocks share a slot"
     if getattr(manager, "_has_cp_helix", False):

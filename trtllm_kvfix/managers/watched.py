@@ -16,6 +16,7 @@ from trtllm_kvfix.canary.here import serving
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.layout import CacheLayout
+from trtllm_kvfix.managers.watching import CONNECTOR
 from trtllm_kvfix.metrics.counting import refresh
 from trtllm_kvfix.native import Device, DeviceError, TransferItem
 from trtllm_kvfix.overlay.fix import Manager
@@ -32,7 +33,7 @@ def objection(layout: CacheLayout) -> str:
         sizes = ", ".join(str(window.size) for window in layout.windows)
         return f"one window that nothing leaves is watched; blocks leave the windows of this cache ({sizes})"
     if layout.connector is not None:
-        return "a connector loads blocks beside the manager, which does not hear when a load is over"
+        return CONNECTOR
     return ""
 
 
@@ -58,6 +59,21 @@ def begun(
     serving.add(canary)
     refresh(canary)
     return canary
+
+
+def filled_of(request: Any) -> int:
+    """Positions that steps have written which the host knows to be enqueued: those of a prompt when its chunk is
+    reported, those of an answer when the token behind them has been sampled."""
+    position: int = request.context_current_position
+    if request.context_remaining_length:
+        return position
+    written: int = request.get_num_tokens(0) - 1
+    return max(position, written)
+
+
+def drafts_of(manager: Any) -> int:
+    """Of a request in a step, at most."""
+    return int(getattr(manager, "max_draft_len", 0) or 0)
 
 
 class Order:

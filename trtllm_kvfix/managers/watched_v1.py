@@ -19,8 +19,7 @@ import numpy as np
 
 from trtllm_kvfix.canary.canary import Canary, Pool, guarded
 from trtllm_kvfix.managers.tensors import on_cpu
-from trtllm_kvfix.managers.watched import Order, begun
-from trtllm_kvfix.managers.watched_v2 import drafts_of, filled_of
+from trtllm_kvfix.managers.watched import Order, begun, drafts_of, filled_of
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import current_place
 

@@ -27,7 +27,7 @@ from trtllm_kvfix.canary.canary import Canary, Pool, guarded
 from trtllm_kvfix.canary.fills import NOWHERE
 from trtllm_kvfix.log import described
 from trtllm_kvfix.managers.upstream_v2 import pool_group
-from trtllm_kvfix.managers.watched import Order, begun
+from trtllm_kvfix.managers.watched import Order, begun, drafts_of, filled_of
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.settings import Settings
 
@@ -71,7 +71,7 @@ class _Resting:
 
 
 class _RestingUntil(_Resting):
-    """Nobody is asked before the step in which he can have filled his block."""
+    """A request is not asked before the step in which it can have filled its block."""
 
     def __init__(self, positions_per_step: int) -> None:
         super().__init__()
@@ -433,16 +433,6 @@ class WatchedV2:
         return -(-cache.capacity // self._size), cache.num_committed_tokens
 
 
-def filled_of(request: Any) -> int:
-    """Positions that steps have written which the host knows to be enqueued: those of a prompt when its chunk is
-    reported, those of an answer when the token behind them has been sampled."""
-    position: int = request.context_current_position
-    if request.context_remaining_length:
-        return position
-    written: int = request.get_num_tokens(0) - 1
-    return max(position, written)
-
-
 def pool_of(manager: Any, group: int) -> Pool:
     """Layers lie one behind the other, each with all its buffers."""
     found = pool_group(manager, group)
@@ -450,11 +440,6 @@ def pool_of(manager: Any, group: int) -> Pool:
     (variant,) = [each for each in found.slot_desc.variants if each.layer_group_id == group]
     layers = dict.fromkeys(buffer.layer_id for each in variant.coalesced_buffers for buffer in each.buffer_ids)
     return Pool(int(pool.base_address), int(pool.slot_bytes), list(layers))
-
-
-def drafts_of(manager: Any) -> int:
-    """Of a request in a step, at most."""
-    return int(getattr(manager, "max_draft_len", 0) or 0)
 
 
 def hears_all(manager: Any) -> bool:

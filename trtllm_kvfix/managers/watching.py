@@ -22,6 +22,8 @@ Method: TypeAlias = Callable[..., Any]
 Find: TypeAlias = Callable[[Any], Any]  # what hears a manager, or None
 ATTRIBUTE = "_kvfix_watched"  # of the manager: what hears it, or None
 OF_TREES = ("eagle_choices", "use_dynamic_tree")
+CONNECTOR = "a connector loads blocks beside the manager, which does not hear when a load is over"
+CROSS_ATTENTION = "cross-attention has positions of its own"
 DRAFT_LAYERS = "KV of draft layers in the same cache depends on later tokens"
 WITH_DRAFT_LAYERS = f"{DRAFT_LAYERS}: drafts of the model's own engine, and no draft KV cache beside this one"
 
