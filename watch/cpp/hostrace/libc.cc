@@ -19,4 +19,16 @@ void find(Functions&... functions) {
 }
 
 }  // namespace
+
+// It cannot look itself up: its versions are those of the C libraries that have it in one place or another.
+Lookup linkers_lookup() {
+    static constinit std::atomic<Lookup> known{nullptr};
+    Lookup found = known.load(std::memory_order_relaxed);
+    for (const char* version : {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"}) {
+        found = found == nullptr ? reinterpret_cast<Lookup>(dlvsym(RTLD_NEXT, "dlsym", version)) : found;
+    }
+    known.store(found, std::memory_order_relaxed);
+    return found;
+}
+
 }  // namespace hostrace::libc

@@ -18,6 +18,10 @@
 
 namespace hostrace::libc {
 
+// The dynamic linker's own dlsym: the program's comes to one of ours.
+using Lookup = void* (*)(void* library, const char* name);
+Lookup linkers_lookup();
+
 template <typename F>
 class Own {
   public:
@@ -26,11 +30,11 @@ class Own {
     auto operator()(Args... args) {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {  // before our constructors have run
-            found = dlsym(RTLD_NEXT, name_);
+            found = linkers_lookup()(RTLD_NEXT, name_);
         }
         return reinterpret_cast<F*>(found)(args...);
     }
-    void find_in(void* library) { found_.store(dlsym(library, name_), std::memory_order_relaxed); }
+    void find_in(void* library) { found_.store(linkers_lookup()(library, name_), std::memory_order_relaxed); }
 
   private:
     const char* name_;
