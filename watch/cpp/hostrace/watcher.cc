@@ -38,7 +38,7 @@ void mark_this_process() {
 
 void wait_a_little() {
     const timespec step{0, static_cast<long>(kHoldStepNs)};
-    libc::nanosleep(&step, nullptr);
+    libc::nanosleep(step);
 }
 
 }  // namespace
