@@ -12,6 +12,8 @@
 #include "hostrace/before.h"
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
+#include "hostrace/machine.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
 
@@ -59,14 +61,31 @@ void take_up(std::uint64_t blocked) {
     __builtin_unreachable();
 }
 
+// The C library has the kernel save and read the mask in there, behind us.
+template <typename T>
+void leave_alone(const T& place) {
+    hostrace::leave_alone(&place, sizeof place);
+}
+
 void keep_for(ucontext_t& context) {
+    leave_alone(context);
     Words& mask = words_of(context.uc_sigmask);
     mask.kept() = kOurs64 | self().blocked;
     to_linux(SYS_rt_sigprocmask, SIG_BLOCK, nullptr, &mask.mask_then(), sizeof mask.mask());
 }
 
+// No handler of ours could start on a stack that is protected.
+void leave_stack_alone(const ucontext_t& context) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(context.uc_stack.ss_sp);
+    if (machine::stack_pointer(context) - begin <= context.uc_stack.ss_size) {  // else nobody has set it
+        hostrace::leave_alone(context.uc_stack.ss_sp, context.uc_stack.ss_size);
+    }
+}
+
 // The program may have changed the mask since it was saved, and may have added ours to it.
 void go_to(ucontext_t& context) {
+    leave_alone(context);
+    leave_stack_alone(context);
     Words& mask = words_of(context.uc_sigmask);
     std::uint64_t blocked = mask.mask() & kOurSignals;
     const bool keeps = mask.keeps();
@@ -100,11 +119,13 @@ extern "C" {
 
 [[gnu::used]] void* hostrace_before_sigsetjmp(__jmp_buf_tag* from, int with_mask) {
     if (with_mask != 0) {
+        leave_alone(*from);
         words_of(from->__saved_mask).kept() = kOurs64 | self().blocked;
     }
     return next_sigsetjmp.find();
 }
 [[gnu::used]] void* hostrace_before_setjmp(__jmp_buf_tag* from) {
+    leave_alone(*from);
     words_of(from->__saved_mask).kept() = kOurs64 | self().blocked;
     return next_setjmp.find();
 }

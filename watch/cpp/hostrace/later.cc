@@ -11,10 +11,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <span>
 
 #include "hostrace/errno_kept.h"
 #include "hostrace/libc.h"
+#include "hostrace/maps.h"
 #include "hostrace/owned_lock.h"
 #include "hostrace/use.h"
 #include "hostrace/watcher.h"
@@ -88,40 +88,18 @@ class Rings {
         }
     }
 
-    // A stream of the C library would ask the program's allocator for a buffer.
     void find() {
         places_end_ = 0;
-        const int maps = libc::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-        std::array<char, 512> line{};
-        std::size_t used = 0;
-        std::array<char, 4096> some;
-        for (ssize_t got = 0; (got = libc::read(maps, some.data(), some.size())) > 0;) {
-            for (const char each : std::span(some.data(), static_cast<std::size_t>(got))) {
-                if (each == '\n') {
-                    line[used] = '\0';
-                    used = 0;
-                    look_at(line.data());
-                } else if (used + 1 < line.size()) {
-                    line[used++] = each;
-                }
+        each_mapped([this](const Mapped& part) {
+            const std::uint64_t offset = std::strtoull(part.rights + std::strlen("rw-s "), nullptr, 16);
+            if (std::strstr(part.rights, "[io_uring]") == nullptr || offset != IORING_OFF_SQES) {
+                return;
             }
-        }
-        libc::close(maps);
-    }
-
-    // begin-end rights offset ...
-    void look_at(const char* line) {
-        char* rest = nullptr;
-        const std::uintptr_t begin = std::strtoull(line, &rest, 16);
-        const std::uintptr_t end = std::strtoull(rest + 1, &rest, 16);
-        const std::uint64_t offset = std::strtoull(rest + std::strlen(" rw-s "), nullptr, 16);
-        if (std::strstr(line, "[io_uring]") == nullptr || offset != IORING_OFF_SQES) {
-            return;
-        }
-        if (places_end_ < places_.size()) {
-            places_[places_end_] = {begin, end};
-        }
-        ++places_end_;
+            if (places_end_ < places_.size()) {
+                places_[places_end_] = part;
+            }
+            ++places_end_;
+        });
     }
 
     std::atomic<bool>& known(int ring) { return known_[static_cast<std::size_t>(ring) % known_.size()]; }
