@@ -188,6 +188,8 @@ void call_handler(const struct sigaction& action, int signal, siginfo_t* info, u
 
 }  // namespace
 
+void block_behind(ucontext_t& context, int signal) { set_mask(context, mask_of(context) | bit_of(signal)); }
+
 void tell_blocked(ucontext_t& context) { set_mask(context, mask_of(context) | self().blocked); }
 
 void take_blocked(ucontext_t& context) {

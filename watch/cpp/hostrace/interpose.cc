@@ -87,7 +87,12 @@ void* started(void* raw) {
     self().blocked |= start.blocked;
     self().parent = start.parent;
     self().parent_python = start.parent_python;
-    return start.routine(start.argument);
+    // Where the thread is cancelled, nothing else of ours runs: what it waited in had pages opened.
+    void* result = nullptr;
+    pthread_cleanup_push(leave_calls, nullptr);
+    result = start.routine(start.argument);
+    pthread_cleanup_pop(1);
+    return result;
 }
 
 }  // namespace

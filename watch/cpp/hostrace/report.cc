@@ -158,7 +158,7 @@ void Report::give_up(Pair pair) {
 }
 
 void Report::close_in_child() {
-    lock_.unlock();  // whoever had it is not here
+    lock_.forget_owner();
     if (file_ >= 0) {
         close(file_);
     }

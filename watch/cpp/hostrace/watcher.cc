@@ -100,7 +100,7 @@ void stop_protecting(const char* why) {
         return;
     }
     if (Watcher* watch = watcher()) {
-        static_cast<void>(watch->guard.open_all_for_now());  // and it is never closed
+        watch->guard.open_all_for_good();
         watch->report.note(why);
     }
 }
