@@ -5,6 +5,7 @@
 #include <linux/io_uring.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,7 @@ namespace {
 // (IORING_SETUP_NO_MMAP).
 constexpr std::uint32_t kWithoutCalls = 1U << 1U;
 constexpr std::uint32_t kWithoutMap = 1U << 14U;
+constexpr long kRingOfBuffers = 22;  // IORING_REGISTER_PBUF_RING: older headers have no name for it
 
 void stop() {
     const ErrnoKept of_the_program;
@@ -82,9 +84,13 @@ class Rings {
             case IORING_OP_WRITEV:
             case IORING_OP_SENDMSG:
             case IORING_OP_RECVMSG:
-                return true;  // they name a list, which may be gone
+                return true;                 // they name a list, which may be gone
+            case IORING_OP_PROVIDE_BUFFERS:  // as many as the number of its file
+                return ranges.near(
+                    asked.addr,
+                    std::max<std::size_t>(std::size_t{asked.len} * static_cast<std::size_t>(std::max(asked.fd, 1)), 1));
             default:
-                return ranges.near(asked.addr, std::max<std::size_t>(asked.len, 1));
+                return ranges.near(asked.addr, std::max<std::size_t>(asked.len, 1)) || ranges.near(asked.addr2);
         }
     }
 
@@ -125,7 +131,18 @@ void touched_later(const void* memory, std::size_t bytes) {
     }
 }
 
+void timer_comes(const sigevent* event) {
+    if (event != nullptr && event->sigev_notify == SIGEV_THREAD) {
+        stop_protecting(
+            "the program has a timer whose threads block every signal (SIGEV_THREAD): "
+            "no page is protected, and only changes of what copies read are seen");
+    }
+}
+
 void before_call(long number, const std::array<long, 6>& arguments) {
+    if (number == SYS_io_uring_register && arguments[1] == kRingOfBuffers) {
+        stop();  // the kernel chooses among buffers that no request names
+    }
     const Watcher* watch = watcher();
     if (watch == nullptr || why_nothing_is_protected() != nullptr) {
         return;

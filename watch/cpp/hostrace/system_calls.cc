@@ -190,6 +190,9 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
         [[maybe_unused]] const long of_process = reinterpret_cast<long>(environ);                                      \
         say_if_left_behind(reinterpret_cast<const char*>(program), reinterpret_cast<const char* const*>(environment)), \
         name, takes, refused)
+// As its event may say.
+#define STARTS_THREADS(name, takes, refused, event) \
+    HOSTRACE_AGAIN_BEHIND(timer_comes(reinterpret_cast<const sigevent*>(event)), name, takes, refused)
 #include "hostrace/again.def"
 
 // The C library makes calls of its own for these.
