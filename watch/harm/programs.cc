@@ -1005,12 +1005,11 @@ PROGRAM(raw_calls_that_make_children) {
     say("read", raw_read(pair.ends[0], pinned.page, 4));
     return 0;
 }
-// The kernel reads a file into memory when it likes.
-int by_ring(bool into_pinned) {
+// The kernel does what is asked for when it likes. `ask` says what, once `prepare` has told the ring what it needs.
+using Ask = std::function<void(io_uring_sqe&, char* page)>;
+int by_ring(const Ask& ask, const std::function<void(int ring, char* page)>& prepare = nullptr) {
     Cuda cuda;
     char* const page = cuda.pinned(kPage);
-    std::vector<char> other(kPage);
-    char* const into = into_pinned ? page : other.data();
     io_uring_params about{};
     const auto ring = static_cast<int>(raw(SYS_io_uring_setup, 2, address(&about)));
     if (ring < 0) {
@@ -1026,22 +1025,74 @@ int by_ring(bool into_pinned) {
         char* const done = map(about.cq_off.cqes + about.cq_entries * sizeof(io_uring_cqe), IORING_OFF_CQ_RING);
         auto* const entry =
             reinterpret_cast<io_uring_sqe*>(map(about.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES));
+        if (prepare != nullptr) {
+            prepare(ring, page);
+        }
         *entry = {};
-        entry->opcode = IORING_OP_READ;
-        entry->fd = open("/proc/self/exe", O_RDONLY);
-        entry->addr = static_cast<unsigned long>(address(into));
-        entry->len = 4;
+        ask(*entry, page);
         reinterpret_cast<unsigned*>(sent + about.sq_off.array)[0] = 0;
         reinterpret_cast<std::atomic<unsigned>*>(sent + about.sq_off.tail)->store(1);
         say("enter", raw(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS));
         say("ring", reinterpret_cast<io_uring_cqe*>(done + about.cq_off.cqes)->res);
     }
-    std::printf("%.3s\n", into + 1);
+    std::printf("%.3s\n", page + 1);
     cuda.finish();
     return 0;
 }
-PROGRAM(ring_into_pinned_memory) { return by_ring(true); }
-PROGRAM(ring_into_other_memory) { return by_ring(false); }
+void ask_to_read(io_uring_sqe& entry, char* into) {
+    entry.opcode = IORING_OP_READ;
+    entry.fd = open("/proc/self/exe", O_RDONLY);
+    entry.addr = static_cast<unsigned long>(address(into));
+    entry.len = 4;
+}
+PROGRAM(ring_into_pinned_memory) { return by_ring(ask_to_read); }
+PROGRAM(ring_into_other_memory) {
+    return by_ring([](io_uring_sqe& entry, char*) {
+        static std::array<char, 4> other{};
+        ask_to_read(entry, other.data());
+    });
+}
+PROGRAM(ring_that_tells_into_pinned_memory) {
+    return by_ring([](io_uring_sqe& entry, char* page) {
+        entry.opcode = IORING_OP_STATX;
+        entry.fd = AT_FDCWD;
+        entry.addr = static_cast<unsigned long>(address("/"));
+        entry.len = STATX_BASIC_STATS;
+        entry.off = static_cast<unsigned long>(address(page + 1024));
+    });
+}
+// It chooses among buffers that no request names.
+PROGRAM(ring_with_buffers_in_pinned_memory) {
+    static const Pair pair(SOCK_STREAM);
+    pair.wake();
+    return by_ring(
+        [](io_uring_sqe& entry, char*) {
+            entry.opcode = IORING_OP_RECV;
+            entry.fd = pair.ends[0];
+            entry.len = 4;
+            entry.flags = 1U << IOSQE_BUFFER_SELECT_BIT;
+        },
+        [](int ring, char* page) {
+            constexpr long kRingOfBuffers = 22;
+            struct Buffer {  // of a ring, whose end lies in the first one
+                unsigned long address;
+                unsigned bytes;
+                unsigned short id;
+                std::atomic<unsigned short> end;
+            };
+            struct {
+                const void* buffers;
+                unsigned count = 4;
+                unsigned short group = 0, flags = 0;
+                std::array<unsigned long, 3> none{};
+            } ring_of_buffers{mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)};
+            auto* const first = static_cast<Buffer*>(const_cast<void*>(ring_of_buffers.buffers));
+            say_raw("buffers", SYS_io_uring_register, ring, kRingOfBuffers, address(&ring_of_buffers), 1);
+            first->address = static_cast<unsigned long>(address(page));
+            first->bytes = 64;
+            first->end = 1;
+        });
+}
 PROGRAM(submitted_into_pinned_memory) {
     Pinned pinned;
     aio_context_t context = 0;

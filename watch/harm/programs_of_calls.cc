@@ -5,6 +5,7 @@
 #include <mqueue.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pty.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/epoll.h>
@@ -25,7 +26,10 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <threads.h>
 #include <csignal>
+
+#include <thread>
 
 #include "programs.h"
 
@@ -351,6 +355,123 @@ PROGRAM(times_and_limits_in_pinned_memory) {
     *time = {0, 1000};
     say("epoll_pwait2", epoll_pwait2(set, event, 1, nullptr, nullptr));
     say("epoll_pwait", epoll_pwait(set, event, 1, 0, nullptr));
+    return 0;
+}
+// Each of them takes a message, and there is no other.
+PROGRAM(many_messages_into_pinned_memory) {
+    Pinned pinned;
+    const Pair pair(SOCK_DGRAM);
+    iovec part{pinned.page, 8};
+    mmsghdr message{};
+    message.msg_hdr.msg_iov = &part;
+    message.msg_hdr.msg_iovlen = 1;
+    pair.wake();
+    say("recvmmsg", recvmmsg(pair.ends[0], &message, 1, 0, nullptr));
+    pair.wake();
+    say("recvmmsg", syscall(SYS_recvmmsg, pair.ends[0], &message, 1, 0, nullptr));
+    std::printf("%.4s\n", pinned.page);
+    return 0;
+}
+PROGRAM(rare_calls_into_pinned_memory) {
+    Pinned pinned;
+    char* const page = pinned.page;
+    auto* const time = in<timespec>(page);
+    *time = {0, 1000};
+    say("thrd_sleep", thrd_sleep(time, nullptr));
+    std::atomic<bool> ends{false};
+    std::thread waits([&] {
+        while (!ends) {
+            sched_yield();
+        }
+    });
+    *time = {1, 0};
+    say("timedjoin", pthread_timedjoin_np(waits.native_handle(), nullptr, time));
+    say("clockjoin", pthread_clockjoin_np(waits.native_handle(), nullptr, CLOCK_MONOTONIC, time));
+    std::strcpy(page + 128, "worker");
+    for (const pthread_t thread : {pthread_self(), waits.native_handle()}) {
+        say("setname", pthread_setname_np(thread, page + 128));
+        say("getname", pthread_getname_np(thread, page + 256, 32));
+        std::printf("%s\n", page + 256);
+    }
+    ends = true;
+    waits.join();
+    *in<sched_param>(page) = {};
+    say("schedparam", pthread_setschedparam(pthread_self(), SCHED_BATCH, in<sched_param>(page)));
+    std::strcpy(page + 128, "/");
+    say("ftok", ftok(page + 128, 1) != -1);
+    const int folder = open("/proc/self", O_RDONLY | O_DIRECTORY);
+    off_t at = 0;
+    say("getdirentries", getdirentries(folder, page + 1024, 512, &at) > 0);
+    auto* const size = in<winsize>(page);
+    *size = {7, 9, 0, 0};
+    winsize told{};
+    int ends_of_it[2] = {-1, -1};
+    say("openpty", openpty(&ends_of_it[0], &ends_of_it[1], nullptr, nullptr, size));
+    say("size", ioctl(ends_of_it[1], TIOCGWINSZ, &told));
+    std::printf("%d\n", told.ws_row);
+    return 0;
+}
+// The kernel writes the number of the child where the parent says.
+PROGRAM(child_whose_number_is_told_into_pinned_memory) {
+    Pinned pinned;
+    static std::array<char, 1 << 16> stack{};
+    int* const number = in<int>(pinned.page);
+    const auto ends = [](void*) { return 5; };
+    const int child = clone(ends, stack.data() + stack.size(), SIGCHLD | CLONE_PARENT_SETTID, nullptr, number);
+    int status = 0;
+    static_cast<void>(waitpid(child, &status, 0));
+    say("child", WEXITSTATUS(status));
+    say("told", *number == child);
+    return 0;
+}
+// As foreign-function interfaces do it: in the library, and not in the program.
+PROGRAM(functions_that_are_looked_up_in_the_library) {
+    Pinned pinned;
+    void* const library = dlopen("libc.so.6", RTLD_NOW);
+    const auto look_up = [&]<typename F>(F*, const char* name) { return reinterpret_cast<F*>(dlsym(library, name)); };
+    const int file = ::open("/dev/zero", O_RDONLY);
+    say("read", look_up(&::read, "read")(file, pinned.page, 16));
+    say("stat", look_up(&::stat, "stat")("/", in<struct stat>(pinned.page)));
+    const auto set = look_up(&::signal, "signal");
+    const auto before = set(SIGSEGV, [](int) { _exit(3); });
+    say("handler", before == SIG_DFL);
+    pinned.page[0] = 1;
+    say("none", look_up(&::getpid, "no such function") == nullptr && dlerror() != nullptr);
+    say("some", look_up(&::getpid, "getpid")() == getpid() && dlerror() == nullptr);
+    return 0;
+}
+// It may write no more to files: what would be written all the same ends it.
+void let_no_file_grow() {
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_FSIZE, &none);
+}
+void say_whether_one_grew() {
+    sigset_t pending;
+    sigpending(&pending);
+    say("pending", sigismember(&pending, SIGXFSZ));
+}
+PROGRAM(files_that_may_not_grow) {
+    let_no_file_grow();
+    Pinned pinned;
+    pinned.page[0] = 1;
+    say_whether_one_grew();
+    return 0;
+}
+PROGRAM(files_that_may_no_longer_grow) {
+    Pinned pinned;
+    let_no_file_grow();
+    std::setvbuf(stderr, pinned.page, _IOFBF, 64);  // the report has a note about that
+    say_whether_one_grew();
+    std::setvbuf(stderr, nullptr, _IONBF, 0);
+    return 0;
+}
+PROGRAM(numbers_of_few_files) {
+    const rlimit few{64, 64};
+    setrlimit(RLIMIT_NOFILE, &few);
+    Pinned pinned;
+    pinned.cuda.finish();
+    say("next", dup(0));
+    say("next", dup(0));
     return 0;
 }
 

@@ -192,5 +192,45 @@ PROGRAM(handler_that_changes_the_mask_behind_it) {
     return 0;
 }
 
+// Alarms end calls by a jump, as programs did before there were timeouts, whatever the calls are just about.
+sigjmp_buf behind_call;
+volatile std::sig_atomic_t in_call = 0;
+
+template <typename Call>
+int jumps_out_of(Call call) {
+    Pinned pinned;
+    const int file = open("/dev/zero", O_RDONLY);
+    signal(SIGUSR1, [](int) {
+        if (in_call != 0) {
+            siglongjmp(behind_call, 1);
+        }
+    });
+    sigevent to_this_thread{};
+    to_this_thread.sigev_notify = SIGEV_THREAD_ID;
+    to_this_thread.sigev_signo = SIGUSR1;
+    to_this_thread._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+    timer_t timer{};
+    const itimerspec often{{0, 300'000}, {0, 300'000}};
+    say("timer", timer_create(CLOCK_MONOTONIC, &to_this_thread, &timer));
+    timer_settime(timer, 0, &often, nullptr);
+    for (volatile int jumps = 0; jumps < 300; jumps = jumps + 1) {
+        if (sigsetjmp(behind_call, 1) == 0) {
+            in_call = 1;
+            for (;;) {
+                call(file, pinned.page);
+            }
+        }
+        in_call = 0;
+    }
+    pinned.page[0] = 1;
+    return 0;
+}
+PROGRAM(jumps_out_of_calls) {
+    return jumps_out_of([](int file, char* page) { static_cast<void>(!read(file, page, 16)); });
+}
+PROGRAM(jumps_out_of_calls_by_a_raw_call) {
+    return jumps_out_of([](int file, char* page) { raw_read(file, page, 16); });
+}
+
 }  // namespace
 }  // namespace harm

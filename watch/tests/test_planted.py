@@ -8,7 +8,7 @@ import pytest
 
 from watch.gpu.planted import POSSIBLE
 from watch.gpu.rows import FILES
-from watch.tests.conftest import Outcome, Watch, compiler, tells_raw_calls
+from watch.tests.conftest import LIMIT_S, WATCH, Outcome, Watch, compiler, tells_raw_calls
 
 TIMES = 3
 CASES = [
@@ -135,3 +135,43 @@ def test_the_page_shows_both_stacks(watch: Watch, tmp_path: Path) -> None:
     assert "The host wrote it while a copy still reads it" in text
     assert "<svg" in text
     assert "http" not in text.replace("http://www.w3.org", "")  # it loads nothing
+
+
+READS, WRITES = ("sendmmsg", "process_vm_writev", "vmsplice", "msgsnd"), ("recvmmsg", "process_vm_readv", "msgrcv")
+
+
+@pytest.fixture(scope="session")
+def racy_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program, source = tmp_path_factory.mktemp("calls") / "racy", Path(__file__).with_name("racy_calls.cc")
+    subprocess.run([compiler(), "-std=c++20", "-w", "-o", program, source, "-ldl", "-lpthread"], check=True)
+    return program
+
+
+def race_of(program: Path, name: str, environ: dict[str, str], folder: Path) -> tuple[str, str, str]:
+    report = folder / "report.json"
+    done = subprocess.run(
+        [*WATCH, "--json", report, "--", program, name],
+        env=environ,
+        timeout=LIMIT_S,
+        check=False,
+        stdout=subprocess.PIPE,
+    )
+    (race,) = json.loads(report.read_text())["races"]
+    assert done.returncode == 1
+    return race["grade"], race["touch"], race["how"]
+
+
+@pytest.mark.parametrize("name", [*READS, *WRITES])
+def test_a_race_by_a_call_of_the_kernel_is_caught(
+    racy_calls: Path, environ: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    touch = "read" if name in READS else "write"
+    assert race_of(racy_calls, name, environ, tmp_path) == ("race", touch, name)
+
+
+@pytest.mark.parametrize("name", ["cancelled", "jumped"])
+def test_a_race_behind_a_call_that_was_left_in_the_middle_is_caught(
+    racy_calls: Path, environ: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    """What was open for the call is closed, though it never returns."""
+    assert race_of(racy_calls, name, environ, tmp_path) == ("race", "write", "")

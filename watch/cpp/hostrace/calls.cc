@@ -1,11 +1,17 @@
 #include "hostrace/calls.h"
 
-#include <array>
+#include <csignal>
 #include <cstdint>
+#include <cstring>
+
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "hostrace/copies.h"
 #include "hostrace/errno_kept.h"
+#include "hostrace/maps.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -99,9 +105,24 @@ void pinned(const Call& call, std::uintptr_t begin, std::size_t bytes, bool regi
 
 void host_alloc(const Call& call, void** result, std::size_t bytes) { pinned(call, number(*result), bytes, false); }
 
+// Code that is in there would not run any more where we have opened a page again, and handlers have to find their stack.
+void leave_code_and_stack_alone(Watcher& watch, Span registered) {
+    each_mapped([&](const Mapped& part) {
+        if (part.meets(registered) && std::strncmp(part.rights, "rw-", 3) != 0) {
+            leave_alone(watch,
+                        pages_around({std::max(part.begin, registered.begin), std::min(part.end, registered.end)}));
+        }
+    });
+    stack_t stack{};
+    if (sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
+        leave_alone(stack.ss_sp, stack.ss_size);
+    }
+}
+
 void host_register(const Call& call, std::uintptr_t begin, std::size_t bytes, unsigned flags) {
     if ((flags & cuda::kRegisterReadOnly) == 0) {  // nobody writes it, and we may not make it writable
         pinned(call, begin, bytes, true);
+        leave_code_and_stack_alone(call.parts.watch, {begin, begin + bytes});
     }
 }
 

@@ -23,7 +23,9 @@ class Enqueued {
             return;
         }
         Use use = made(side);
-        const bool protects = why_nothing_is_protected() == nullptr &&
+        // On a stack that is pinned, a page of it may be the next in which a handler of ours would have to start.
+        const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+        const bool protects = why_nothing_is_protected() == nullptr && !(range.begin <= here && here < range.end) &&
                               !watch_.left_alone.meets(pages_around({use.shape.begin, use.shape.end()}));
         use.whole = protects ? range.whole() : Span{};
         use.registered = range.registered;

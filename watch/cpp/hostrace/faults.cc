@@ -24,6 +24,8 @@ constexpr int kSignals = 64;
 constexpr int kRetriesMax = 1000;
 constexpr std::uint64_t kRetryWithinNs = 1'000'000;
 constexpr std::uint64_t kFaults = kOurSignals | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE);
+// The C library's own, which its masks leave out: a thread that another cancels would leave our handler in the middle.
+constexpr std::uint64_t kOfTheLibrary = bit_of(32) | bit_of(33);
 
 struct Program {
     OwnedLock lock;
@@ -186,6 +188,8 @@ void call_handler(const struct sigaction& action, int signal, siginfo_t* info, u
 
 }  // namespace
 
+void block_behind(ucontext_t& context, int signal) { set_mask(context, mask_of(context) | bit_of(signal)); }
+
 void tell_blocked(ucontext_t& context) { set_mask(context, mask_of(context) | self().blocked); }
 
 void take_blocked(ucontext_t& context) {
@@ -323,6 +327,7 @@ bool take_signal(int signal, const struct sigaction& action) {
     now.handler = reinterpret_cast<void*>(action.sa_sigaction);
     now.flags = (now.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
     std::memcpy(&now.mask, &action.sa_mask, sizeof now.mask);
+    now.mask |= signal == SIGSYS ? 0 : kOfTheLibrary;
     if (!kernels(&now, nullptr)) {
         return false;
     }

@@ -31,6 +31,9 @@ inline constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER, for whic
 void tell_blocked(ucontext_t& context);
 void take_blocked(ucontext_t& context);
 
+// It stays blocked where the handler returns to.
+void block_behind(ucontext_t& context, int signal);
+
 // The signal comes to us from now on. What the program had for it is kept.
 bool take_signal(int signal, const struct sigaction& action);
 // It comes to the program from now on, as do all of them.

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 namespace hostrace {
 namespace {
+
+// Of the calling thread: how often it has every page open.
+[[gnu::tls_model("initial-exec")]] constinit thread_local std::size_t all_open_here = 0;
 
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
@@ -202,6 +206,7 @@ bool Guard::open_for(const Opening& opening) {
     }
     const std::size_t end_before = openings_end_;
     openings_[at] = opening;
+    openers_[at] = this_thread();
     openings_end_ = std::max(openings_end_, at + 1);
     if (!apply(opening.pages, Scope::used)) {
         openings_[at] = {};
@@ -300,6 +305,7 @@ Verdict Guard::settle(std::uintptr_t begin, std::size_t bytes, Access access) {
 // So many calls at once, or memory that was unmapped under a use: nothing is watched until this one has returned.
 Opening Guard::open_all_locked() {
     ++all_open_;
+    ++all_open_here;
     apply_uses();
     return {kEverything, Protection::open};
 }
@@ -329,21 +335,47 @@ void Guard::apply_uses() {
 void Guard::close(const Opening& opening) {
     const std::lock_guard<OwnedLock> held(lock_);
     if (opening.pages == kEverything) {
+        all_open_here -= std::min<std::size_t>(all_open_here, 1);
         if (all_open_ != 0 && --all_open_ == 0) {
             apply_uses();
         }
         return;
     }
     for (std::size_t at = 0; at < openings_end_; ++at) {
-        if (openings_[at] == opening) {
-            openings_[at] = {};
+        if (openings_[at] == opening && openers_[at] == this_thread()) {
+            close_at(at);
             break;
         }
     }
+}
+
+void Guard::close_at(std::size_t at) {
+    const Span pages = std::exchange(openings_[at], Opening{}).pages;
     while (openings_end_ > 0 && openings_[openings_end_ - 1].empty()) {
         --openings_end_;
     }
-    static_cast<void>(apply(opening.pages, Scope::used));
+    static_cast<void>(apply(pages, Scope::used));
+}
+
+void Guard::abandon() {
+    const std::lock_guard<OwnedLock> held(lock_);
+    for (std::size_t at = 0; at < openings_end_; ++at) {
+        if (!openings_[at].empty() && openers_[at] == this_thread()) {
+            close_at(at);
+        }
+    }
+    while (all_open_here != 0) {
+        --all_open_here;
+        if (all_open_ != 0 && --all_open_ == 0) {
+            apply_uses();
+        }
+    }
+}
+
+void Guard::open_all_for_good() {
+    const std::lock_guard<OwnedLock> held(lock_);
+    ++all_open_;
+    apply_uses();
 }
 
 void Guard::remove_id(std::uint64_t id) {
@@ -411,10 +443,10 @@ void Guard::end() {
 }
 
 void Guard::end_in_child() {
-    lock_.unlock();  // whoever had it is not here
+    lock_.forget_owner();
     openings_ = {};
     openings_end_ = 0;
-    all_open_ = 0;
+    all_open_ = all_open_here = 0;
     end();
 }
 

@@ -77,6 +77,10 @@ class Guard {
     // Every page does.
     Opening open_all_for_now();
     void close(const Opening& opening);
+    // What this thread has opened and will not close: it ends, or jumps out of the call that it was for.
+    void abandon();
+    // From now on every page stays open.
+    void open_all_for_good();
     void release(std::uint64_t id);
     // Memory goes back to its owner: the first use in flight there, if any. All of them are forgotten.
     Verdict give_back(std::uintptr_t begin, std::size_t bytes);
@@ -121,6 +125,7 @@ class Guard {
     void remove_id(std::uint64_t id);
     bool open_for(const Opening& opening);
     Opening open_all_locked();
+    void close_at(std::size_t at);
     void apply_uses();
     void retire_locked();
     void let_go_oldest();
@@ -136,8 +141,9 @@ class Guard {
     std::array<Span, kUsesMax> spans_{};  // whole pages, beside the uses: this is what is searched
     std::array<Use, kUsesMax> list_{};
     std::array<Opening, kOpeningsMax> openings_{};
-    std::size_t openings_end_ = 0;  // behind the last one that is in use
-    std::size_t all_open_ = 0;      // openings of every page
+    std::array<const void*, kOpeningsMax> openers_{};  // the threads
+    std::size_t openings_end_ = 0;                     // behind the last one that is in use
+    std::size_t all_open_ = 0;                         // openings of every page
     std::atomic<bool> ended_{false};
 };
 

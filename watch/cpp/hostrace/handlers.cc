@@ -3,6 +3,7 @@
 // that has one of our signals blocked would be killed by its next touch.
 #include <sys/syscall.h>
 #include <ucontext.h>
+#include <unistd.h>
 #include <csignal>
 
 #include <array>
@@ -12,6 +13,7 @@
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/masked.h"
+#include "hostrace/owned_lock.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
 
@@ -31,9 +33,29 @@ std::array<Handler, NSIG> handlers;
 
 Handler& handler_of(int signal) { return handlers[static_cast<std::size_t>(signal)]; }
 
+// False where it has to run now: those of real time come in their order, and where it runs once, the kernel has forgotten
+// it already.
+bool comes_again(int signal, siginfo_t* info, ucontext_t& context) {
+    KernelAction kernels{};
+    constexpr int kFirstOfRealTime = 32;
+    if (!AtOurBooks::now() || signal >= kFirstOfRealTime ||
+        to_linux(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0 || kernels.handler == nullptr) {
+        return false;
+    }
+    const ErrnoKept of_the_program;
+    const std::uint64_t bit = bit_of(signal);
+    to_linux(SYS_rt_sigprocmask, SIG_BLOCK, &bit, nullptr, sizeof bit);
+    block_behind(context, signal);
+    AtOurBooks::put_off_signal(bit);
+    return to_linux(SYS_rt_tgsigqueueinfo, getpid(), to_linux(SYS_gettid), signal, info) == 0;
+}
+
 void on_signal(int signal, siginfo_t* info, void* raw) {
     const Handler& handler = handler_of(signal);
     auto& context = *static_cast<ucontext_t*>(raw);
+    if (comes_again(signal, info, context)) {
+        return;
+    }
     tell_blocked(context);
     self().blocked |= handler.blocked.load(std::memory_order_relaxed);
     if (const Watcher* watch = watcher(); watch != nullptr && !watch->guard.ended()) {

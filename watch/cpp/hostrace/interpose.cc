@@ -18,6 +18,7 @@
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/masked.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/raw_calls.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
@@ -61,6 +62,21 @@ struct Start {
     std::uint64_t blocked;
 };
 
+// No handler of ours could start on a stack that is protected, and the C library has its own of the thread there, too.
+void leave_stack_alone(const pthread_attr_t* attributes) {
+    void* begin = nullptr;
+    std::size_t bytes = 0;
+    if (attributes != nullptr && pthread_attr_getstack(attributes, &begin, &bytes) == 0 && begin != nullptr) {
+        leave_alone(begin, bytes);
+    }
+}
+
+void leave_calls(void*) {
+    if (Watcher* watch = watcher()) {
+        watch->guard.abandon();
+    }
+}
+
 void* started(void* raw) {
     auto* given = static_cast<Start*>(raw);
     const Start start = *given;
@@ -71,7 +87,12 @@ void* started(void* raw) {
     self().blocked |= start.blocked;
     self().parent = start.parent;
     self().parent_python = start.parent_python;
-    return start.routine(start.argument);
+    // Where the thread is cancelled, nothing else of ours runs: what it waited in had pages opened.
+    void* result = nullptr;
+    pthread_cleanup_push(leave_calls, nullptr);
+    result = start.routine(start.argument);
+    pthread_cleanup_pop(1);
+    return result;
 }
 
 }  // namespace
@@ -113,6 +134,7 @@ HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attr
     }
     if (Watcher* watch = watcher()) {
         start->parent_python = watch->stacks.python.state();
+        leave_stack_alone(attributes);
     }
     const int result = next_pthread_create(thread, attributes, started, static_cast<void*>(start));
     if (result != 0) {

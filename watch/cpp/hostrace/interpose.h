@@ -34,7 +34,7 @@ class AnyNext {
     void* find() {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {
-            found = dlsym(RTLD_NEXT, name_);
+            found = libc::linkers_lookup()(RTLD_NEXT, name_);
             found = found == nullptr ? reinterpret_cast<void*>(missing) : found;
             found_.store(found, std::memory_order_relaxed);
         }

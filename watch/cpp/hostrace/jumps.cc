@@ -9,25 +9,13 @@
 
 #include <cstring>
 
+#include "hostrace/before.h"
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
+#include "hostrace/machine.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/thread.h"
-
-// Calls `before` with the first two arguments, and goes on in the function that it names with all that there were.
-#if defined(__x86_64__)
-#define HOSTRACE_BEFORE(name, before)                                                                                \
-    __asm__(".pushsection .text\n.globl " #name "\n.type " #name ", @function\n" #name                               \
-            ":\n.cfi_startproc\nendbr64\npush %rdi\n.cfi_adjust_cfa_offset 8\npush %rsi\n.cfi_adjust_cfa_offset 8\n" \
-            "sub $8, %rsp\n.cfi_adjust_cfa_offset 8\ncall " #before                                                  \
-            "\nadd $8, %rsp\n.cfi_adjust_cfa_offset -8\npop %rsi\n.cfi_adjust_cfa_offset -8\npop %rdi\n"             \
-            ".cfi_adjust_cfa_offset -8\njmp *%rax\n.cfi_endproc\n.size " #name ", . - " #name "\n.popsection\n")
-#elif defined(__aarch64__)
-#define HOSTRACE_BEFORE(name, before)                                                                            \
-    __asm__(".pushsection .text\n.globl " #name "\n.type " #name ", %function\n" #name                           \
-            ":\nhint 34\nstp x29, x30, [sp, #-32]!\nstp x0, x1, [sp, #16]\nbl " #before                          \
-            "\nmov x16, x0\nldp x0, x1, [sp, #16]\nldp x29, x30, [sp], #32\nbr x16\n.size " #name ", . - " #name \
-            "\n.popsection\n")
-#endif
+#include "hostrace/watcher.h"
 
 namespace hostrace {
 namespace {
@@ -62,6 +50,13 @@ void take_up(std::uint64_t blocked) {
     send_what_waited();
 }
 
+// Out of a call that a handler has interrupted, perhaps: what was open for it would stay so.
+void leave_calls() {
+    if (Watcher* watch = watcher(); watch != nullptr && !watch->guard.locked_by_me()) {
+        watch->guard.abandon();
+    }
+}
+
 [[noreturn]] void jump(Next<void(__jmp_buf_tag*, int)>& next, __jmp_buf_tag* to, int value) {
     if (to->__mask_was_saved != 0) {
         const Words& mask = words_of(to->__saved_mask);
@@ -69,18 +64,36 @@ void take_up(std::uint64_t blocked) {
     } else {
         handler_is_left();
     }
+    leave_calls();
     next(to, value);
     __builtin_unreachable();
 }
 
+// The C library has the kernel save and read the mask in there, behind us.
+template <typename T>
+void leave_alone(const T& place) {
+    hostrace::leave_alone(&place, sizeof place);
+}
+
 void keep_for(ucontext_t& context) {
+    leave_alone(context);
     Words& mask = words_of(context.uc_sigmask);
     mask.kept() = kOurs64 | self().blocked;
     to_linux(SYS_rt_sigprocmask, SIG_BLOCK, nullptr, &mask.mask_then(), sizeof mask.mask());
 }
 
+// No handler of ours could start on a stack that is protected.
+void leave_stack_alone(const ucontext_t& context) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(context.uc_stack.ss_sp);
+    if (machine::stack_pointer(context) - begin <= context.uc_stack.ss_size) {  // else nobody has set it
+        hostrace::leave_alone(context.uc_stack.ss_sp, context.uc_stack.ss_size);
+    }
+}
+
 // The program may have changed the mask since it was saved, and may have added ours to it.
 void go_to(ucontext_t& context) {
+    leave_alone(context);
+    leave_stack_alone(context);
     Words& mask = words_of(context.uc_sigmask);
     std::uint64_t blocked = mask.mask() & kOurSignals;
     const bool keeps = mask.keeps();
@@ -114,11 +127,13 @@ extern "C" {
 
 [[gnu::used]] void* hostrace_before_sigsetjmp(__jmp_buf_tag* from, int with_mask) {
     if (with_mask != 0) {
+        leave_alone(*from);
         words_of(from->__saved_mask).kept() = kOurs64 | self().blocked;
     }
     return next_sigsetjmp.find();
 }
 [[gnu::used]] void* hostrace_before_setjmp(__jmp_buf_tag* from) {
+    leave_alone(*from);
     words_of(from->__saved_mask).kept() = kOurs64 | self().blocked;
     return next_setjmp.find();
 }

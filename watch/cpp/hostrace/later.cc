@@ -5,16 +5,17 @@
 #include <linux/io_uring.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
 #include <algorithm>
 #include <atomic>
-#include <span>
 
 #include "hostrace/errno_kept.h"
 #include "hostrace/libc.h"
+#include "hostrace/maps.h"
 #include "hostrace/owned_lock.h"
 #include "hostrace/use.h"
 #include "hostrace/watcher.h"
@@ -26,6 +27,7 @@ namespace {
 // (IORING_SETUP_NO_MMAP).
 constexpr std::uint32_t kWithoutCalls = 1U << 1U;
 constexpr std::uint32_t kWithoutMap = 1U << 14U;
+constexpr long kRingOfBuffers = 22;  // IORING_REGISTER_PBUF_RING: older headers have no name for it
 
 void stop() {
     const ErrnoKept of_the_program;
@@ -82,46 +84,28 @@ class Rings {
             case IORING_OP_WRITEV:
             case IORING_OP_SENDMSG:
             case IORING_OP_RECVMSG:
-                return true;  // they name a list, which may be gone
+                return true;                 // they name a list, which may be gone
+            case IORING_OP_PROVIDE_BUFFERS:  // as many as the number of its file
+                return ranges.near(
+                    asked.addr,
+                    std::max<std::size_t>(std::size_t{asked.len} * static_cast<std::size_t>(std::max(asked.fd, 1)), 1));
             default:
-                return ranges.near(asked.addr, std::max<std::size_t>(asked.len, 1));
+                return ranges.near(asked.addr, std::max<std::size_t>(asked.len, 1)) || ranges.near(asked.addr2);
         }
     }
 
-    // A stream of the C library would ask the program's allocator for a buffer.
     void find() {
         places_end_ = 0;
-        const int maps = libc::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-        std::array<char, 512> line{};
-        std::size_t used = 0;
-        std::array<char, 4096> some;
-        for (ssize_t got = 0; (got = libc::read(maps, some.data(), some.size())) > 0;) {
-            for (const char each : std::span(some.data(), static_cast<std::size_t>(got))) {
-                if (each == '\n') {
-                    line[used] = '\0';
-                    used = 0;
-                    look_at(line.data());
-                } else if (used + 1 < line.size()) {
-                    line[used++] = each;
-                }
+        each_mapped([this](const Mapped& part) {
+            const std::uint64_t offset = std::strtoull(part.rights + std::strlen("rw-s "), nullptr, 16);
+            if (std::strstr(part.rights, "[io_uring]") == nullptr || offset != IORING_OFF_SQES) {
+                return;
             }
-        }
-        libc::close(maps);
-    }
-
-    // begin-end rights offset ...
-    void look_at(const char* line) {
-        char* rest = nullptr;
-        const std::uintptr_t begin = std::strtoull(line, &rest, 16);
-        const std::uintptr_t end = std::strtoull(rest + 1, &rest, 16);
-        const std::uint64_t offset = std::strtoull(rest + std::strlen(" rw-s "), nullptr, 16);
-        if (std::strstr(line, "[io_uring]") == nullptr || offset != IORING_OFF_SQES) {
-            return;
-        }
-        if (places_end_ < places_.size()) {
-            places_[places_end_] = {begin, end};
-        }
-        ++places_end_;
+            if (places_end_ < places_.size()) {
+                places_[places_end_] = part;
+            }
+            ++places_end_;
+        });
     }
 
     std::atomic<bool>& known(int ring) { return known_[static_cast<std::size_t>(ring) % known_.size()]; }
@@ -147,7 +131,18 @@ void touched_later(const void* memory, std::size_t bytes) {
     }
 }
 
+void timer_comes(const sigevent* event) {
+    if (event != nullptr && event->sigev_notify == SIGEV_THREAD) {
+        stop_protecting(
+            "the program has a timer whose threads block every signal (SIGEV_THREAD): "
+            "no page is protected, and only changes of what copies read are seen");
+    }
+}
+
 void before_call(long number, const std::array<long, 6>& arguments) {
+    if (number == SYS_io_uring_register && arguments[1] == kRingOfBuffers) {
+        stop();  // the kernel chooses among buffers that no request names
+    }
     const Watcher* watch = watcher();
     if (watch == nullptr || why_nothing_is_protected() != nullptr) {
         return;

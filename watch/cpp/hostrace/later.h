@@ -3,12 +3,18 @@
 // is protected any more.
 #pragma once
 
+#include <csignal>
+
 #include <array>
 #include <cstddef>
 
 namespace hostrace {
 
 void touched_later(const void* memory, std::size_t bytes);
+
+// The C library blocks all signals in the threads that it starts for a timer, so the first touch of a protected page in
+// one of them would end the program.
+void timer_comes(const sigevent* event);
 
 // Around each call into the kernel that is made by its number.
 void before_call(long number, const std::array<long, 6>& arguments);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <ctime>
 
@@ -18,6 +19,10 @@
 
 namespace hostrace::libc {
 
+// The dynamic linker's own dlsym: the program's comes to one of ours.
+using Lookup = void* (*)(void* library, const char* name);
+Lookup linkers_lookup();
+
 template <typename F>
 class Own {
   public:
@@ -26,11 +31,11 @@ class Own {
     auto operator()(Args... args) {
         void* found = found_.load(std::memory_order_relaxed);
         if (found == nullptr) {  // before our constructors have run
-            found = dlsym(RTLD_NEXT, name_);
+            found = linkers_lookup()(RTLD_NEXT, name_);
         }
         return reinterpret_cast<F*>(found)(args...);
     }
-    void find_in(void* library) { found_.store(dlsym(library, name_), std::memory_order_relaxed); }
+    void find_in(void* library) { found_.store(linkers_lookup()(library, name_), std::memory_order_relaxed); }
 
   private:
     const char* name_;
@@ -40,15 +45,19 @@ class Own {
 #define HOSTRACE_OF_LIBC(function) inline constinit Own<decltype(::function)> function(#function)
 HOSTRACE_OF_LIBC(backtrace);
 HOSTRACE_OF_LIBC(clock_gettime);
-HOSTRACE_OF_LIBC(close);
 HOSTRACE_OF_LIBC(mprotect);
-HOSTRACE_OF_LIBC(nanosleep);
-HOSTRACE_OF_LIBC(open);
-HOSTRACE_OF_LIBC(pread);
-HOSTRACE_OF_LIBC(read);
 HOSTRACE_OF_LIBC(sched_yield);
 HOSTRACE_OF_LIBC(syscall);
-HOSTRACE_OF_LIBC(write);
 #undef HOSTRACE_OF_LIBC
+
+// In the C library's own, a thread that another has cancelled ends: in the middle of our books, or of the driver.
+inline int open(const char* path, int flags) { return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, 0)); }
+inline int close(int file) { return static_cast<int>(syscall(SYS_close, file)); }
+inline ssize_t read(int file, void* to, std::size_t bytes) { return syscall(SYS_read, file, to, bytes); }
+inline ssize_t pread(int file, void* to, std::size_t bytes, off_t at) {
+    return syscall(SYS_pread64, file, to, bytes, at);
+}
+inline ssize_t write(int file, const void* from, std::size_t bytes) { return syscall(SYS_write, file, from, bytes); }
+inline void nanosleep(const timespec& time) { syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &time, nullptr); }
 
 }  // namespace hostrace::libc

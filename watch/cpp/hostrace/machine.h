@@ -25,6 +25,9 @@ inline constexpr greg_t kWriteFault = 2;
 inline const void* instruction(const ucontext_t& context) {
     return reinterpret_cast<const void*>(context.uc_mcontext.gregs[REG_RIP]);
 }
+inline std::uintptr_t stack_pointer(const ucontext_t& context) {
+    return static_cast<std::uintptr_t>(context.uc_mcontext.gregs[REG_RSP]);
+}
 inline bool writes(const ucontext_t& context) { return (context.uc_mcontext.gregs[REG_ERR] & kWriteFault) != 0; }
 inline void step(ucontext_t& context, bool on) {
     greg_t& flags = context.uc_mcontext.gregs[REG_EFL];
@@ -59,6 +62,7 @@ inline void make_call_again(ucontext_t&, int) {}
 inline const void* instruction(const ucontext_t& context) {
     return reinterpret_cast<const void*>(context.uc_mcontext.pc);
 }
+inline std::uintptr_t stack_pointer(const ucontext_t& context) { return context.uc_mcontext.sp; }
 // The kernel tells the cause of the fault in one of its records behind the registers. Without it, it was a write: a page
 // that may be read is protected against nothing else, and any touch of one that may not is taken for what it is.
 inline bool writes(const ucontext_t& context) {

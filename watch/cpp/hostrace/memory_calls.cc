@@ -42,18 +42,6 @@ Opening made_of(Watcher& watch, Span span) {
 
 }  // namespace
 
-void leave_alone(Watcher& watch, Span span) {
-    if (!is_pinned(watch, span) || watch.left_alone.holds(span)) {
-        return;
-    }
-    if (!watch.left_alone.add(span)) {
-        stop_protecting(
-            "the program protects pinned memory, or has locks in what it registered, at many places: "
-            "no page is protected, and only changes of what copies read are seen");
-    }
-    watch.guard.forget(span);
-}
-
 MemoryCall::MemoryCall(long number, const std::array<long, 6>& arguments) {
     Watcher* watch = watcher();
     if (watch == nullptr || watch->guard.locked_by_me()) {

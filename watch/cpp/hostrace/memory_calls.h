@@ -71,6 +71,8 @@ class LeftAlone {
 
 // Others reach these pages past us from now on: none of them is protected any more. What copies read there is compared.
 void leave_alone(Watcher& watch, Span span);
+// The same of whatever is pinned there.
+void leave_alone(const void* begin, std::size_t bytes);
 
 // Around a call into the kernel, by its number; other calls cost nothing.
 class MemoryCall {

@@ -1,4 +1,4 @@
-// What the C library had for signals before sigaction and sigprocmask, and what takes signals without a handler. Its own
+// What the C library had for signals before sigaction and sigprocmask, and what takes signals without a handler, or gives handlers a stack. Its own
 // functions call one another past us, so that theirs would take our handlers away, or block what has to reach us. Here
 // they are made of those two.
 #include <csignal>
@@ -9,12 +9,14 @@
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
 #include "hostrace/masked.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/settled.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
 namespace {
 
+HOSTRACE_NEXT(sigaltstack);
 HOSTRACE_NEXT(sigpending);
 HOSTRACE_NEXT(sigsuspend);
 HOSTRACE_NEXT(sigwait);
@@ -112,6 +114,16 @@ int pause_without(int number) {
 }  // namespace hostrace
 
 using namespace hostrace;
+
+// The kernel starts handlers there, ours among them: it has to find the stack open.
+HOSTRACE_EXPORT int open_sigaltstack(const stack_t* stack, stack_t* before) __asm__("sigaltstack");
+int open_sigaltstack(const stack_t* stack, stack_t* before) {
+    if (stack != nullptr && (stack->ss_flags & SS_DISABLE) == 0) {
+        leave_alone(stack->ss_sp, stack->ss_size);
+    }
+    const Opened opened(stack, before);
+    return again([&] { return next_sigaltstack(stack, before); }, by_errno);
+}
 
 #define HOSTRACE_HANDLE(name, as)                                                        \
     HOSTRACE_EXPORT sighandler_t handle_##name(int number, sighandler_t) __asm__(#name); \

@@ -61,15 +61,13 @@ struct Takes {
 };
 constexpr std::array kTakes{
 #ifdef SYS_poll  // aarch64 has the newer ones alone
-    Takes{SYS_poll, 3},     Takes{SYS_select, 5},          Takes{SYS_epoll_wait, 4},
+    Takes{SYS_poll, 3},          Takes{SYS_select, 5},    Takes{SYS_epoll_wait, 4},
 #endif
-    Takes{SYS_ppoll, 5},    Takes{SYS_nanosleep, 2},       Takes{SYS_clock_nanosleep, 4},
-    Takes{SYS_accept, 3},   Takes{SYS_accept4, 4},         Takes{SYS_connect, 3},
-    Takes{SYS_recvmmsg, 5}, Takes{SYS_sendmmsg, 4},        Takes{SYS_wait4, 4},
-    Takes{SYS_waitid, 5},   Takes{SYS_rt_sigtimedwait, 4}, Takes{SYS_rt_sigsuspend, 2},
-    Takes{SYS_semop, 3},    Takes{SYS_semtimedop, 4},      Takes{SYS_msgsnd, 4},
-    Takes{SYS_msgrcv, 5},   Takes{SYS_mq_timedsend, 5},    Takes{SYS_mq_timedreceive, 5},
-    Takes{SYS_openat, 4},   Takes{SYS_ioctl, 3},           Takes{SYS_fcntl, 3},
+    Takes{SYS_ppoll, 5},         Takes{SYS_nanosleep, 2}, Takes{SYS_clock_nanosleep, 4},
+    Takes{SYS_accept, 3},        Takes{SYS_accept4, 4},   Takes{SYS_connect, 3},
+    Takes{SYS_wait4, 4},         Takes{SYS_waitid, 5},    Takes{SYS_rt_sigtimedwait, 4},
+    Takes{SYS_rt_sigsuspend, 2}, Takes{SYS_semop, 3},     Takes{SYS_semtimedop, 4},
+    Takes{SYS_openat, 4},        Takes{SYS_ioctl, 3},     Takes{SYS_fcntl, 3},
 };
 
 std::size_t taken_by(const Call& call) {
@@ -89,7 +87,7 @@ long to_kernel_again(const Call& call) {
 
 // What a call touches of the program's memory, by its arguments.
 struct Touches {
-    enum class Shape : std::uint8_t { bytes, parts, message };
+    enum class Shape : std::uint8_t { bytes, parts, message, messages };
     long number;
     const char* name;
     Access access;
@@ -116,6 +114,15 @@ constexpr std::array kTouches{
     Touches{SYS_pwritev2, "pwritev2", Access::read, parts},
     Touches{SYS_sendto, "sendto", Access::read, bytes, 1, 4},
     Touches{SYS_sendmsg, "sendmsg", Access::read, message},
+    Touches{SYS_recvmmsg, "recvmmsg", Access::write, messages, 1, 4},
+    Touches{SYS_sendmmsg, "sendmmsg", Access::read, messages},
+    Touches{SYS_vmsplice, "vmsplice", Access::read, parts},
+    Touches{SYS_process_vm_readv, "process_vm_readv", Access::write, parts},
+    Touches{SYS_process_vm_writev, "process_vm_writev", Access::read, parts},
+    Touches{SYS_msgsnd, "msgsnd", Access::read, bytes},
+    Touches{SYS_msgrcv, "msgrcv", Access::write, bytes},
+    Touches{SYS_mq_timedsend, "mq_timedsend", Access::read, bytes, 1, 4},
+    Touches{SYS_mq_timedreceive, "mq_timedreceive", Access::write, bytes, 1, 3},
 };
 
 // Nothing else is opened: a size, a place in a file, or what a register held that the call does not take, may look like an
@@ -128,6 +135,12 @@ long settled(const Touches& touches, const Call& call) {
     };
     auto* const memory = reinterpret_cast<void*>(call.arguments[touches.memory]);
     const long size = call.arguments[touches.memory + 1];
+    if (touches.shape == messages) {
+        const auto* const all = static_cast<const mmsghdr*>(memory);
+        const Opened opened(all, touches.beside == kArguments ? 0 : call.arguments[touches.beside]);
+        const Settled open(touches.name, touches.access, all, static_cast<unsigned>(size));
+        return again([&] { return to_kernel(call); }, by_errno);
+    }
     const iovec whole{memory, static_cast<std::size_t>(size)};
     const iovec* its = &whole;
     ssize_t count = 1;

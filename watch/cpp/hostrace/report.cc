@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
-
+#include <csignal>
 #include <cstdio>
+#include <ctime>
 
+#include "hostrace/interpose.h"
 #include "hostrace/libc.h"
 #include "hostrace/thread.h"
 
@@ -34,15 +37,37 @@ int open_in(const char* folder, const char* suffix, int flags) {
 
 // Out of the way: the program's own files have the numbers that they would have without us.
 int open_races(const char* folder) {
-    constexpr int kHigh = 500;
     const int file = open_in(folder, "races", O_WRONLY | O_APPEND);
-    const int high = file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, kHigh);
-    if (high < 0) {
-        return file;
+    for (int high = 500; file >= 0 && high > file; high /= 2) {  // as high as the program's own limit allows
+        if (const int moved = fcntl(file, F_DUPFD_CLOEXEC, high); moved >= 0) {
+            close(file);
+            return moved;
+        }
     }
-    close(file);
-    return high;
+    return file;
 }
+
+// A program that may write no more to files, by its own limit, would be ended by what we write.
+class NotEndedByItsLimit {
+  public:
+    NotEndedByItsLimit() {
+        to_linux(SYS_rt_sigpending, &pending_, sizeof pending_);
+        to_linux(SYS_rt_sigprocmask, SIG_BLOCK, &kSignal, &mask_, sizeof mask_);
+    }
+    NotEndedByItsLimit(const NotEndedByItsLimit&) = delete;
+    NotEndedByItsLimit& operator=(const NotEndedByItsLimit&) = delete;
+    ~NotEndedByItsLimit() {
+        const timespec at_once{};
+        if ((pending_ & kSignal) == 0) {
+            to_linux(SYS_rt_sigtimedwait, &kSignal, nullptr, &at_once, sizeof kSignal);
+        }
+        to_linux(SYS_rt_sigprocmask, SIG_SETMASK, &mask_, nullptr, sizeof mask_);
+    }
+
+  private:
+    static constexpr std::uint64_t kSignal = bit_of(SIGXFSZ);
+    std::uint64_t pending_ = 0, mask_ = 0;
+};
 
 }  // namespace
 
@@ -51,6 +76,7 @@ Counts& counts_in(const char* folder) {
     const int file = open_in(folder, "counts", O_RDWR);
     void* mapped = MAP_FAILED;
     if (file >= 0) {
+        const NotEndedByItsLimit as_we_write;
         if (ftruncate(file, sizeof(Counts)) == 0) {
             mapped = mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         }
@@ -67,6 +93,7 @@ void Report::say_unwatched(const char* folder, const char* text) {
     Text line(room.data(), room.size());
     (line << "{").name("note").quoted(text) << "}\n";
     const int file = open_in(folder, "races", O_WRONLY | O_APPEND);
+    const NotEndedByItsLimit as_we_write;
     static_cast<void>(!write(file, line.data(), line.size()));
     close(file);
 }
@@ -141,6 +168,7 @@ void Report::note(const char* text, const char* detail) {
 }
 
 void Report::write_line(Text& line) {
+    const NotEndedByItsLimit as_we_write;
     const char* from = line.data();
     for (const char* const end = from + line.size(); from < end;) {
         const ssize_t written = libc::write(file_, from, static_cast<std::size_t>(end - from));
@@ -158,7 +186,7 @@ void Report::give_up(Pair pair) {
 }
 
 void Report::close_in_child() {
-    lock_.unlock();  // whoever had it is not here
+    lock_.forget_owner();
     if (file_ >= 0) {
         close(file_);
     }

@@ -1,6 +1,7 @@
 // What keeps a call into the kernel from failing with EFAULT in a page that is protected.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <cerrno>
 
@@ -23,6 +24,11 @@ class Settled {
         settle(how, access, &part, 1);
     }
     Settled(const char* how, Access access, const iovec* parts, ssize_t count) { settle(how, access, parts, count); }
+    Settled(const char* how, Access access, const mmsghdr* messages, unsigned count) {
+        for (unsigned at = 0; at < count && messages != nullptr; ++at) {
+            settle(how, access, messages[at].msg_hdr.msg_iov, static_cast<ssize_t>(messages[at].msg_hdr.msg_iovlen));
+        }
+    }
     Settled(const Settled&) = delete;
     Settled& operator=(const Settled&) = delete;
     ~Settled() {

@@ -3,6 +3,7 @@
 // data are touches, settled first. Whatever else fails with EFAULT is called again with every page open: the program sees
 // the error only where it would without us.
 #include <aio.h>
+#include <mqueue.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -122,6 +123,35 @@ HOSTRACE_SETTLED(ssize_t, pwritev2, (int file, const iovec* parts, int count, of
                  (file, parts, count, at, flags), read, parts, count)
 HOSTRACE_SETTLED(ssize_t, pwritev64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
                  (file, parts, count, at, flags), read, parts, count)
+HOSTRACE_SETTLED_BESIDE((messages, time), int, recvmmsg,
+                        (int socket, mmsghdr* messages, unsigned count, int flags, timespec* time),
+                        (socket, messages, count, flags, time), write, messages, count)
+HOSTRACE_SETTLED_BESIDE((messages), int, sendmmsg, (int socket, mmsghdr* messages, unsigned count, int flags),
+                        (socket, messages, count, flags), read, messages, count)
+HOSTRACE_SETTLED_BESIDE((parts), ssize_t, vmsplice, (int pipe, const iovec* parts, size_t count, unsigned flags),
+                        (pipe, parts, count, flags), read, parts, static_cast<ssize_t>(count))
+HOSTRACE_SETTLED_BESIDE((parts, others), ssize_t, process_vm_readv,
+                        (pid_t process, const iovec* parts, unsigned long count, const iovec* others,
+                         unsigned long others_count, unsigned long flags),
+                        (process, parts, count, others, others_count, flags), write, parts, static_cast<ssize_t>(count))
+HOSTRACE_SETTLED_BESIDE((parts, others), ssize_t, process_vm_writev,
+                        (pid_t process, const iovec* parts, unsigned long count, const iovec* others,
+                         unsigned long others_count, unsigned long flags),
+                        (process, parts, count, others, others_count, flags), read, parts, static_cast<ssize_t>(count))
+HOSTRACE_SETTLED(int, msgsnd, (int queue, const void* from, size_t bytes, int flags), (queue, from, bytes, flags), read,
+                 from, sizeof(long) + bytes)
+HOSTRACE_SETTLED(ssize_t, msgrcv, (int queue, void* to, size_t bytes, long type, int flags),
+                 (queue, to, bytes, type, flags), write, to, sizeof(long) + bytes)
+HOSTRACE_SETTLED(int, mq_send, (mqd_t queue, const char* from, size_t bytes, unsigned rank), (queue, from, bytes, rank),
+                 read, from, bytes)
+HOSTRACE_SETTLED_BESIDE((time), int, mq_timedsend,
+                        (mqd_t queue, const char* from, size_t bytes, unsigned rank, const timespec* time),
+                        (queue, from, bytes, rank, time), read, from, bytes)
+HOSTRACE_SETTLED_BESIDE((rank), ssize_t, mq_receive, (mqd_t queue, char* to, size_t bytes, unsigned* rank),
+                        (queue, to, bytes, rank), write, to, bytes)
+HOSTRACE_SETTLED_BESIDE((rank, time), ssize_t, mq_timedreceive,
+                        (mqd_t queue, char* to, size_t bytes, unsigned* rank, const timespec* time),
+                        (queue, to, bytes, rank, time), write, to, bytes)
 // What a fortified program calls instead.
 HOSTRACE_SETTLED(ssize_t, __read_chk, (int file, void* to, size_t bytes, size_t room), (file, to, bytes, room), write,
                  to, bytes)
@@ -160,6 +190,9 @@ HOSTRACE_SETTLED(size_t, __fread_unlocked_chk, (void* to, size_t room, size_t si
         [[maybe_unused]] const long of_process = reinterpret_cast<long>(environ);                                      \
         say_if_left_behind(reinterpret_cast<const char*>(program), reinterpret_cast<const char* const*>(environment)), \
         name, takes, refused)
+// As its event may say.
+#define STARTS_THREADS(name, takes, refused, event) \
+    HOSTRACE_AGAIN_BEHIND(timer_comes(reinterpret_cast<const sigevent*>(event)), name, takes, refused)
 #include "hostrace/again.def"
 
 // The C library makes calls of its own for these.

@@ -13,6 +13,7 @@
 #include "hostrace/errno_kept.h"
 #include "hostrace/interpose.h"
 #include "hostrace/libc.h"
+#include "hostrace/memory_calls.h"
 #include "hostrace/thread.h"
 
 namespace hostrace {
@@ -38,7 +39,7 @@ void mark_this_process() {
 
 void wait_a_little() {
     const timespec step{0, static_cast<long>(kHoldStepNs)};
-    libc::nanosleep(&step, nullptr);
+    libc::nanosleep(step);
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ void stop_protecting(const char* why) {
         return;
     }
     if (Watcher* watch = watcher()) {
-        static_cast<void>(watch->guard.open_all_for_now());  // and it is never closed
+        watch->guard.open_all_for_good();
         watch->report.note(why);
     }
 }
@@ -108,6 +109,31 @@ void stop_watching(const char* why) {
     stop_protecting(why);
     if (Watcher* watch = watcher()) {
         watch->guard.end();
+    }
+}
+
+void leave_alone(Watcher& watch, Span span) {
+    if (span.empty() || !watch.ranges.meet(span) || watch.left_alone.holds(span)) {
+        return;
+    }
+    if (!watch.left_alone.add(span)) {
+        stop_protecting(
+            "the program protects pinned memory, runs on it, or has locks in what it registered, at many places: "
+            "no page is protected, and only changes of what copies read are seen");
+    }
+    if (watch.guard.locked_by_me()) {
+        static_cast<void>(watch.open_past_the_books(span));  // for a handler that interrupted us at our books
+    } else {
+        watch.guard.forget(span);
+    }
+}
+
+void leave_alone(const void* begin, std::size_t bytes) {
+    Watcher* watch = watcher();
+    const auto at = reinterpret_cast<std::uintptr_t>(begin);
+    if (watch != nullptr && bytes != 0 && watch->ranges.near(at, std::min(bytes, ~at))) {
+        const ErrnoKept of_the_program;
+        leave_alone(*watch, pages_around({at, at + bytes}));
     }
 }
 
