@@ -2,6 +2,8 @@
 
 #include <gnu/lib-names.h>
 
+#include <initializer_list>
+
 namespace hostrace::libc {
 namespace {
 
