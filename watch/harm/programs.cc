@@ -745,25 +745,6 @@ PROGRAM(files_from_pinned_memory) {
     say("rename", (std::strcpy(pinned.page, "by_write"), std::rename(pinned.page, "renamed")));
     return 0;
 }
-// The driver opens its devices once more where somebody listens to it: their numbers are not ours.
-PROGRAM(numbers_of_its_files) {
-    Cuda cuda;
-    char* page = cuda.pinned(kPage);
-    cuda.send(page, kPage);
-    cuda.wait();
-    int files = 0;
-    for (int number = 0; number < 256; ++number) {
-        std::array<char, 256> target{};
-        const std::string path = "/proc/self/fd/" + std::to_string(number);
-        files += readlink(path.c_str(), target.data(), target.size()) > 0 &&
-                         !std::string_view(target.data()).starts_with("/dev/nvidia")
-                     ? 1
-                     : 0;
-    }
-    say("files", files);
-    return 0;
-}
-
 // What a program in a sandbox would not miss.
 void forbid(const std::vector<int>& calls) {
     std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
