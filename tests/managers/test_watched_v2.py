@@ -18,7 +18,7 @@ from tests.managers.test_constructors import engine
 from trtllm_kvfix import process
 from trtllm_kvfix.canary.canary import Canary
 from trtllm_kvfix.managers import constructors, upstream_v2, watched_v2, watching
-from trtllm_kvfix.managers.watched import hazards_open
+from trtllm_kvfix.managers.watched import filled_of, hazards_open
 from trtllm_kvfix.managers.watched_v2 import WatchedV2
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.overlay.fix import Manager
@@ -419,7 +419,6 @@ def test_accepted_drafts_fill_blocks_and_rejected_ones_do_not(
 def test_were_rejected_drafts_kept_for_certain_it_would_be_a_false_finding(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled_of = watched_v2.filled_of
     monkeypatch.setattr(watched_v2, "filled_of", lambda request: filled_of(request) + 3)
     assert with_drafts(server, monkeypatch).counts["changed"]
 

@@ -14,6 +14,7 @@ from tests.fixes.applied import applied
 from tests.torture.engines import SEED, needed
 from trtllm_kvfix.canary.canary import CanaryReport, Finding
 from trtllm_kvfix.managers import watched_v2
+from trtllm_kvfix.managers.watched import filled_of
 from trtllm_kvfix.native import DeviceError, FillBooks
 
 from . import v2_books, v2_watched
@@ -126,7 +127,6 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 HEAR, TAKES = watched_v2.WatchedV2._hear, watched_v2.WatchedGroup.takes
-FILLED_OF = watched_v2.filled_of
 
 
 def _hears_slots_first(self: watched_v2.WatchedV2, is_last: bool) -> None:
@@ -148,7 +148,7 @@ def _goes_by_lengths(self: watched_v2.WatchedV2, one: watched_v2._Followed, bloc
 
 
 def _counts_drafts(request: Any) -> int:
-    return FILLED_OF(request) + (0 if request.context_remaining_length else len(request.py_draft_tokens))
+    return filled_of(request) + (0 if request.context_remaining_length else len(request.py_draft_tokens))
 
 
 # What a correct server does to complete blocks, and the rule that keeps the canary from taking it for a change.
