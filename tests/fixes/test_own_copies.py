@@ -148,11 +148,34 @@ def test_a_method_may_ask_for_the_copy_index_twice() -> None:
     with standing_in("F"), applied([ID]):
         tables = Tables()
         before, faults = dict(vars(tables.manager)), fuse.of(ID).faults
-        own = staged_offsets_v2.private_tables(rows_of_two_questions)
+        own = staged_offsets_v2.private_tables(staged_offsets_v2.OF_LAYERS, rows_of_two_questions)
         with tables.tensors.on(tables.stream):
             assert own(tables.manager) == rows_of_two_questions(tables.manager)
         assert {name: vars(tables.manager)[name] for name in before} == before
         assert fuse.of(ID).faults == faults
+        tables.server.close()
+
+
+def test_a_method_with_the_table_and_buffers_of_its_own_gets_both_fresh() -> None:
+    source = """
+    def copy_batch_block_offsets(self, request_ids):
+        self._device.copy_(self.host_kv_cache_block_offsets)
+        self._other.copy_(self._host_other_staging)
+    """
+    made = staged_offsets_v2._with_fresh_memory(source, "copy_batch_block_offsets")
+    assert made is not None
+    with standing_in("F"), applied([ID]):
+        tables = Tables()
+        other = tables.manager._host_other_staging = tables.tensors.pinned(4)
+        seen: list[Any] = []
+
+        def method(self: Any) -> None:
+            self.index_mapper.get_copy_index(FIRST, len(FIRST), 1)
+            seen.append(self._host_other_staging)
+
+        with tables.tensors.on(tables.stream):
+            made(method)(tables.manager)
+        assert seen[0] is not other and tables.manager._host_other_staging is other
         tables.server.close()
 
 

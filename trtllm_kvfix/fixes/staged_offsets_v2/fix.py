@@ -85,6 +85,7 @@ TABLE = "host_kv_cache_block_offsets"
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
+OF_LAYERS = frozenset((TABLE, *SCRATCH))
 
 # The outcome of a launch: None if it has been shipped, else the arguments of upstream's kernel, in their order, and
 # the memory of ours among them.
@@ -246,7 +247,7 @@ def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
         fresh = None
         if not tried.blown:
             try:
-                live = _live(self)
+                live = _live(self, OF_LAYERS)
                 fresh, rows = _private(live, copy_idx)
             except Exception as error:
                 tried.fault(error)
@@ -262,8 +263,8 @@ def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
     return _copy_batch_block_offsets_per_layer
 
 
-def _live(manager: Any) -> dict[str, Any]:
-    return {name: vars(manager)[name] for name in (TABLE, *SCRATCH) if name in vars(manager)}
+def _live(manager: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: vars(manager)[name] for name in names if name in vars(manager)}
 
 
 def _private(live: dict[str, Any], copy_idx: Any) -> tuple[dict[str, Any], Any]:
@@ -303,7 +304,7 @@ def _with_fresh_memory(source: str | None, method: str) -> Callable[[Any], Any] 
         return _waiting
     names = _host_memory_named(source)
     if TABLE in names:
-        return private_tables
+        return partial(private_tables, names | OF_LAYERS)
     return partial(private_buffers, names) if names else None
 
 
@@ -320,7 +321,7 @@ def private_buffers(names: Iterable[str], original: Callable[..., Any]) -> Calla
         fresh = None
         if not tried.blown:
             try:
-                live = {name: vars(self)[name] for name in names if name in vars(self)}
+                live = _live(self, names)
                 if sum(map(_nbytes, live.values())) <= FRESH_BYTES_MAX:
                     fresh = {name: _fresh_copy(each) for name, each in live.items()}
             except Exception as error:
@@ -351,13 +352,14 @@ def _fresh_copy(buffers: Any) -> Any:
     return fresh
 
 
-def private_tables(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The method asks for the copy index, and enqueues copies of it, of the live table and of scratch ranges."""
+def private_tables(names: Iterable[str], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method asks for the copy index, and enqueues copies of it and of these: of the live table, of scratch ranges,
+    and of other buffers that it writes into behind the question."""
     tried = fuse.of(ID)
 
     def own_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         mapper = None if tried.blown else vars(self).get("index_mapper")
-        asked = _PrivateRows(self, mapper)
+        asked = _PrivateRows(self, names, mapper)
         if mapper is not None:
             self.index_mapper = asked
         try:
@@ -371,8 +373,8 @@ def private_tables(original: Callable[..., Any]) -> Callable[..., Any]:
 class _PrivateRows:
     """Upstream's index mapper during a call. When it is asked for the copy index, the manager gets private rows."""
 
-    def __init__(self, manager: Any, mapper: Any) -> None:
-        self._manager, self._mapper = manager, mapper
+    def __init__(self, manager: Any, names: Iterable[str], mapper: Any) -> None:
+        self._manager, self._names, self._mapper = manager, names, mapper
         self._tables: dict[str, Any] = {}  # the manager's own, once it has others
         self._answered = False
 
@@ -387,7 +389,7 @@ class _PrivateRows:
         index = self._mapper.get_copy_index(*args, **kwargs)
         tried = fuse.of(ID)
         try:
-            live = self._tables or _live(self._manager)  # of the manager, however often it asks
+            live = self._tables or _live(self._manager, self._names)  # of the manager, however often it asks
             fresh, rows = _private(live, index)
         except Exception as error:
             tried.fault(error)
