@@ -1,8 +1,13 @@
 """`trtllm-kvfix status` describes a remote tier, and a porter that fails ends the remote tier alone."""
 
+import errno
 import os
+import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -36,10 +41,10 @@ def test_status_says_how_the_store_is(make_remote: MakeRemote) -> None:
 
 
 def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=TypeError("a mistake of ours")))
     porter = PorterHandle(SPEC, 1)
-    assert porter.close(20)
-    assert str(porter.error) == "no more processes"
+    porter._thread.join(20)
+    assert str(porter.error) == "a mistake of ours"
     assert not porter.ask(Get(1, (b"k",), (0,))) and not porter.ask(Put(2, (b"k",), (0,)))
     assert not porter.ask(Look(1, b"", (), 1, array_of([])))
     assert porter.take_answered() == [] and porter.take_found() == []
@@ -50,6 +55,44 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def open_files() -> set[str]:
+    found: set[str] = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.add(str(each.readlink()))
+    return found
+
+
+@pytest.mark.parametrize("failing", [(subprocess, "Popen"), (socket, "socketpair")])
+def test_a_process_that_cannot_be_started_now_is_tried_again(
+    failing: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors, tried_again, ends = ["no more processes"], Event(), set[str]()
+    make_pair = socket.socketpair
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        made = make_pair()
+        ends.update(f"socket:[{os.fstat(end.fileno()).st_ino}]" for end in made)
+        return made
+
+    def start(*_: Any, **__: Any) -> Any:
+        if errors:
+            raise OSError(errno.EAGAIN, errors.pop())
+        tried_again.set()
+        raise OSError(errno.EAGAIN, "still none")
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+    monkeypatch.setattr(*failing, start)
+    monkeypatch.setattr(worker, "monotonic", Clock())
+    monkeypatch.setattr(worker, "PAUSE_S_MAX", 0.0)
+    porter = PorterHandle(SPEC, 1)
+    assert tried_again.wait(20)
+    assert porter.close(20)
+    assert porter.error is None and not porter.is_up
+    assert "no more processes" in caplog.text
+    assert bool(ends) == (failing[1] == "Popen") and ends.isdisjoint(open_files())
 
 
 @pytest.mark.parametrize("kind", [Put, Get])

@@ -176,9 +176,12 @@ class PorterHandle:
 
     def _live_once(self) -> None:
         """Start a process, take what it says until it ends, and make sure that it is gone."""
-        ours, theirs = socket.socketpair()
-        connection, outbox = Connection(ours.detach()), queue.SimpleQueue[Message | None]()
-        process = self._started(theirs)
+        try:
+            process, connection = self._started()
+        except OSError as error:  # the system has no memory, process or descriptor for it now, and may have later
+            self._note(StoreState(is_up=False, text=f"the process that has the store's client does not start: {error}"))
+            return
+        outbox = queue.SimpleQueue[Message | None]()
         sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
         sender.start()
         with self._lock:
@@ -195,16 +198,18 @@ class PorterHandle:
         sender.join()
         connection.close()
 
-    def _started(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        spec = json.dumps(self._spec._replace(socket=theirs.fileno(), engine=os.getpid())._asdict())
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
         paths = os.pathsep.join(filter(None, sys.path))  # it finds what this process finds
         environ = QUIET | environment() | {"PYTHONPATH": paths}
-        with theirs:
-            return subprocess.Popen(
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            spec = json.dumps(self._spec._replace(socket=theirs.fileno(), engine=os.getpid())._asdict())
+            process = subprocess.Popen(
                 [sys.executable, "-m", "trtllm_kvfix.offload.remote.porter_process", spec], stdin=subprocess.DEVNULL,
                 pass_fds=[fd for fd in (theirs.fileno(), self._spec.pool) if fd >= 0],
                 env=environ, stderr=None if LOUD in environ else subprocess.DEVNULL,
             )  # fmt: skip
+            return process, Connection(ours.detach())
 
     def _hear(self, reply: Reply, process: "subprocess.Popen[bytes]") -> None:
         if isinstance(reply, StoreState):
