@@ -17,7 +17,7 @@ from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote import worker
 from trtllm_kvfix.offload.remote.keys import array_of
-from trtllm_kvfix.offload.remote.messages import CallOver, Get, Look, Put, Spec
+from trtllm_kvfix.offload.remote.messages import CallOver, Get, Look, Put, Spec, StoreState
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.remote.worker import PorterHandle
 from trtllm_kvfix.overlay import fuse
@@ -38,6 +38,34 @@ def test_status_says_how_the_store_is(make_remote: MakeRemote) -> None:
     served(bench, 2)
     said = CliRunner().invoke(cli.main, ["status"], terminal_width=240).output
     assert "rank 0: remote tier down: connection refused" in said
+
+
+def test_status_says_how_the_segment_is(make_remote: MakeRemote) -> None:
+    bench = make_remote(remote_segment_bytes=16 << 20)
+    served(bench, 1)
+    folder = Path(os.environ["TRTLLM_KVFIX_RUNTIME_DIR"])
+    assert tier_report.live(folder)[0]["segment"] == "up: here"
+    bench.worker.side.carrier.holder.error = RuntimeError("lost")
+    served(bench, 2)
+    said = CliRunner().invoke(cli.main, ["status"], terminal_width=240).output
+    assert "rank 0: remote tier up: here" in said
+    assert "rank 0: remote tier's segment down: its thread ended with lost" in said
+
+
+def test_the_log_tells_the_segment_from_the_tier(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker, "PorterHandle", PorterHandle)
+    monkeypatch.setattr(PorterHandle, "_supervise", lambda _: None)
+    carrier = make_remote(remote_segment_bytes=16 << 20).worker.side.carrier
+    caplog.set_level("INFO")
+    carrier.porter._note(StoreState(is_up=True, text="here"))
+    carrier.holder._note(StoreState(is_up=False, text="no memory"))
+    said = [record.getMessage() for record in caplog.records if "remote tier" in record.getMessage()]
+    assert said == [
+        "the remote tier is up: this node is here to the store",
+        "the remote tier's segment is not there, and serving goes on without it: no memory",
+    ]
 
 
 def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

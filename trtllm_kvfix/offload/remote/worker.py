@@ -64,8 +64,9 @@ class PorterHandle:
     Any thread may call it. None waits, except in `close` and `wait_for_word`.
     """
 
-    def __init__(self, spec: Spec, timeout_s: float) -> None:
-        self._spec, self._timeout_s = spec, timeout_s
+    def __init__(self, spec: Spec, timeout_s: float, brings: str = "remote tier") -> None:
+        """`brings`: what is there while it is up, as the log names it."""
+        self._spec, self._timeout_s, self._brings = spec, timeout_s, brings
         self._lock = threading.Lock()  # guards what follows
         # Of each kind, what is not answered and since when, the oldest first; and when a call of that kind last ended.
         self._asked: dict[str, dict[int, tuple[Message, float]]] = {kind.__name__: {} for kind in get_args(Message)}
@@ -243,9 +244,9 @@ class PorterHandle:
             is_new = (self.is_up, self.text) != state
             self.is_up, self.text = state
         if is_new and state.is_up:
-            log.info("the remote tier is up: this node is %s to the store", state.text)
+            log.info("the %s is up: this node is %s to the store", self._brings, state.text)
         elif is_new:
-            log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
+            log.error("the %s is not there, and serving goes on without it: %s", self._brings, state.text)
 
     def _lost(self) -> None:
         """Answer all that the process was asked: it is gone."""
@@ -267,6 +268,12 @@ class PorterHandle:
             self._unsure.clear()
             self._gone += self._leaving
             self._leaving.clear()
+
+
+def state_of(porter: PorterHandle) -> str:
+    if porter.error is not None:
+        return f"down: its thread ended with {porter.error}"
+    return f"{'up' if porter.is_up else 'down'}: {porter.text}"
 
 
 def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
@@ -341,7 +348,8 @@ class RemoteCarrier:
         machines = self._at_start.gather(text_of(BOOT_ID))
         segment_bytes = remote.segment_bytes // machines.count(machines[self._at_start.rank])
         if segment_bytes:
-            self.holder = PorterHandle(spec._replace(pool=-1, segment_bytes=segment_bytes), remote.timeout_s)
+            spec = spec._replace(pool=-1, segment_bytes=segment_bytes)
+            self.holder = PorterHandle(spec, remote.timeout_s, "remote tier's segment")
         kinds = [f"{one.block_bytes} bytes, {one.kind}" for one in layout.pools]
         root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
         if ranks.rank == 0:
@@ -365,7 +373,7 @@ class RemoteCarrier:
     def look(self) -> None:
         if self.porter is not None:
             self.porter.end_if_stuck()
-            self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
+            self._report.remote_is(state_of(self.porter), "" if self.holder is None else state_of(self.holder))
 
     def close(self, until: float) -> None:
         """Close the porter before the holder, because the pool depends on it."""
