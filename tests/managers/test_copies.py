@@ -109,6 +109,27 @@ def test_copies_that_nobody_waits_for_are_told_once_and_counted_each_time(
     assert caplog.text.count("no longer cached") == 1
 
 
+class Lost:
+    """A device behind an error that stays."""
+
+    def synchronize(self, _stream: int) -> None:
+        raise native.DeviceError("synchronize: lost")
+
+    def destroy_event(self, _event: int) -> None:
+        raise native.DeviceError("destroy_event: lost")
+
+
+def test_on_a_device_that_is_lost_copies_end_and_the_memory_is_given_back(
+    tight: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tight.request(2, range(100, 116))
+    tight.prepare([other])
+    monkeypatch.setattr(tight.impl._copies, "_device", Lost())
+    tight.impl.release_pools()
+    assert tight.cached([*range(16), 999]) == 16, "their ticket has ended"
+    assert tight.impl.get_kv_cache_stats().allocated_bytes == 0
+
+
 def test_copies_that_no_stream_is_named_for_fail_with_the_reason(tight: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Any:
         raise RuntimeError("no device is named")

@@ -124,10 +124,12 @@ class BookedCopies:
 
     def close(self) -> None:
         """After this call, neither our copies nor any step that was enqueued before use the memory."""
-        with suppress(RuntimeError):  # of copies that failed: their requests have ended with the server
+        with suppress(DeviceError):  # of a device that fails: what follows is for what is left
             self._device.synchronize(self._stream)
+        with suppress(RuntimeError):  # of copies that failed: their requests have ended with the server
             self.end()
-        self._device.destroy_event(self._reached)
+        with suppress(DeviceError):
+            self._device.destroy_event(self._reached)
 
 
 class Slots:

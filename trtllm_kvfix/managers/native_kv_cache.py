@@ -6,6 +6,7 @@ reads the constructor's arguments, books.py keeps the books and moves bytes as t
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -163,13 +164,14 @@ class NativeKvCache:
 
     @locked
     def release_pools(self) -> None:
-        """Upstream may ask twice."""
+        """Upstream may ask twice. Each part ends, the last one first, also where another raises."""
         if self._has_pools:
-            self._has_pools = False
-            self._copies.close()
-            if self._watch is not None:
-                self._watch.close()
-            self._memory.release()
+            with ExitStack() as stack:
+                stack.callback(setattr, self, "_has_pools", False)
+                stack.callback(self._memory.release)
+                if self._watch is not None:
+                    stack.callback(self._watch.close)
+                stack.callback(self._copies.close)
 
     def get_block_pool_pointers(self) -> Any:
         return self._memory.pointers()
