@@ -719,7 +719,14 @@ def noting_replacements() -> list[Replacement]:
     seams = [Seam(PY_EXECUTOR, "PyExecutor.reset_prefix_cache")]
     if RLHF in sys.modules:
         seams += [Seam(RLHF, f"WorkerExtension.{name}") for name in ("update_weights", "reset_prefix_cache")]
-    return [Replacement(seam, noting) for seam in seams if up.has(seam.module, seam.path)]
+    missing = [seam for seam in seams if not up.has(seam.module, seam.path)]
+    if missing:
+        log.warning(
+            "%s was not found: the host tier does not learn of weights that change in a running engine, and goes on to "
+            "bring blocks that the old ones computed (docs/offload.md, When the weights change)",
+            ", ".join(str(seam) for seam in missing),
+        )
+    return [Replacement(seam, noting) for seam in seams if seam not in missing]
 
 
 def noting(original: Callable[..., Any]) -> Callable[..., Any]:
