@@ -59,15 +59,15 @@ class BookedCopies:
         self._reached = device.create_event()
         self._pending: deque[tuple[int, list[int]]] = deque()  # ticket, transfers of the engine
         self._has_told = False  # in the log, that copies fail
-        self.on_submit: Callable[[Sequence[TransferItem]], None] | None = None  # it raises nothing
+        self.listeners: list[Callable[[Sequence[TransferItem]], None]] = []  # they raise nothing
 
     def submit(self) -> None:
         """Submit what admission and growth have queued, before the step that needs it is enqueued."""
         batch = self._core.take_transfers()
         if not batch.ticket:
             return
-        if self.on_submit is not None:
-            self.on_submit(batch.items)
+        for tell in self.listeners:
+            tell(batch.items)
         transfers: list[int] = []
         try:
             # Callers may run the model on the stream that is current: the copies are ordered against both.

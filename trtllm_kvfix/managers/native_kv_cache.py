@@ -144,7 +144,7 @@ class NativeKvCache:
         self._watch = watched(device, self.layout, self._books, self._memory.pointers(), self._settings)
         if self._watch is not None:
             self._books.watch = self._watch
-            self._copies.on_submit = self._watch.moved
+            self._copies.listeners.append(self._watch.moved)
         self._questions = Questions(self._books, self.layout)
         self._comparison = RankComparison(self.core, serial)
         if self.layout.events is not None:
@@ -154,8 +154,8 @@ class NativeKvCache:
 
     @locked
     def watch_copies(self, on_submit: Callable[[Sequence[TransferItem]], None]) -> None:
-        """Call this with the copies between slots, whenever some are submitted. It may raise nothing."""
-        self._copies.on_submit = on_submit
+        """Call this, too, with the copies between slots, whenever some are submitted. It may raise nothing."""
+        self._copies.listeners.append(on_submit)
 
     @property
     def canary(self) -> Canary | None:
