@@ -20,6 +20,7 @@ from trtllm_kvfix.offload.remote.keys import array_of
 from trtllm_kvfix.offload.remote.messages import CallOver, Get, Look, Put, Spec, StoreState
 from trtllm_kvfix.offload.remote.scheduler import FUSE
 from trtllm_kvfix.offload.remote.worker import PorterHandle
+from trtllm_kvfix.offload.scheduler import PAUSE_S_MAX
 from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
@@ -113,14 +114,45 @@ def test_a_process_that_cannot_be_started_now_is_tried_again(
 
     monkeypatch.setattr(socket, "socketpair", pair)
     monkeypatch.setattr(*failing, start)
-    monkeypatch.setattr(worker, "monotonic", Clock())
-    monkeypatch.setattr(worker, "PAUSE_S_MAX", 0.0)
+    monkeypatch.setattr(worker, "PAUSE_S_MIN", 0.0)
     porter = PorterHandle(SPEC, 1)
     assert tried_again.wait(20)
     assert porter.close(20)
     assert porter.error is None and not porter.is_up
     assert "no more processes" in caplog.text
     assert bool(ends) == (failing[1] == "Popen") and ends.isdisjoint(open_files())
+
+
+class Closing:
+    """Closes when it has waited so often."""
+
+    def __init__(self, waits_max: int) -> None:
+        self.waited_s: list[float] = []
+        self._waits_max = waits_max
+
+    def is_set(self) -> bool:
+        return len(self.waited_s) == self._waits_max
+
+    def wait(self, wait_s: float) -> None:
+        self.waited_s.append(wait_s)
+
+
+def test_pauses_grow_to_a_minute_and_are_short_again_behind_a_process_that_has_lived_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, lives_s = Clock(), [0.0] * 8 + [PAUSE_S_MAX + 1, 0.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(PorterHandle, "_supervise", lambda _: None)
+        porter = PorterHandle(SPEC, timeout_s=10)
+
+    def live(_: PorterHandle) -> None:
+        clock.now += lives_s.pop(0)
+
+    monkeypatch.setattr(worker, "monotonic", clock)
+    monkeypatch.setattr(PorterHandle, "_live_once", live)
+    porter._closing = closing = Closing(len(lives_s))  # type: ignore[assignment]
+    porter._supervise()
+    assert closing.waited_s == [1, 2, 4, 8, 16, 32, 60, 60, 1, 2]
 
 
 @pytest.mark.parametrize("kind", [Put, Get])

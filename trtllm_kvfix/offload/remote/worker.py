@@ -38,6 +38,7 @@ from trtllm_kvfix.offload.remote.messages import (
     StoreState,
 )
 from trtllm_kvfix.offload.remote.scheduler import FUSE, HeldBack
+from trtllm_kvfix.offload.scheduler import PAUSE_S_MAX, PAUSE_S_MIN
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import BlockLayout
 from trtllm_kvfix.offload.worker import MakePool, OffloadWorker
@@ -46,7 +47,6 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.settings import environment
 
-PAUSE_S_MAX = 60.0
 REST_S = 0.0005  # of the executor's thread, at a time: a new request may have come meanwhile
 UNSURE_SHARE = 64  # of the pool's slots, one in so many may be lost to reads that have failed
 # Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
@@ -160,13 +160,15 @@ class PorterHandle:
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
-        pause_s = 1.0
+        pause_s = PAUSE_S_MIN
         try:
             while not self._closing.is_set():
                 began = monotonic()
                 self._live_once()
-                pause_s = 1.0 if monotonic() - began > PAUSE_S_MAX else min(2 * pause_s, PAUSE_S_MAX)
-                self._closing.wait(pause_s / 2)
+                if monotonic() - began > PAUSE_S_MAX:
+                    pause_s = PAUSE_S_MIN
+                self._closing.wait(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
         except Exception as error:
             with self._lock:
                 process, self.error = self._process, error
