@@ -6,7 +6,7 @@ import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 from unittest.mock import Mock
 
@@ -121,6 +121,33 @@ def test_a_process_that_cannot_be_started_now_is_tried_again(
     assert porter.error is None and not porter.is_up
     assert "no more processes" in caplog.text
     assert bool(ends) == (failing[1] == "Popen") and ends.isdisjoint(open_files())
+
+
+def test_a_process_is_ended_and_started_again_where_no_thread_is_left_to_write_to_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes: list[Mock] = []
+    tried_again, start = Event(), Thread.start
+
+    def popen(*_: Any, **__: Any) -> Mock:
+        processes.append(Mock())
+        if len(processes) == 2:
+            tried_again.set()
+        return processes[-1]
+
+    def start_others(thread: Thread) -> None:
+        if thread.name == "kvfix-porter-out":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(Thread, "start", start_others)
+    monkeypatch.setattr(worker, "PAUSE_S_MIN", 0.0)
+    porter = PorterHandle(SPEC, 1)
+    assert tried_again.wait(20)
+    assert porter.close(20)
+    assert porter.error is None and "can't start new thread" in caplog.text
+    assert all(each.kill.called and each.wait.called for each in processes)
 
 
 class Closing:

@@ -179,14 +179,12 @@ class PorterHandle:
 
     def _live_once(self) -> None:
         """Start a process, take what it says until it ends, and make sure that it is gone."""
+        outbox = queue.SimpleQueue[Message | None]()
         try:
-            process, connection = self._started()
+            process, connection, sender = self._started(outbox)
         except OSError as error:  # the system has no memory, process or descriptor for it now, and may have later
             self._note(StoreState(is_up=False, text=f"the process that has the store's client does not start: {error}"))
             return
-        outbox = queue.SimpleQueue[Message | None]()
-        sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
-        sender.start()
         with self._lock:
             self._process, self._outbox = process, outbox
             self.starts += 1
@@ -201,7 +199,10 @@ class PorterHandle:
         sender.join()
         connection.close()
 
-    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _started(
+        self, outbox: "queue.SimpleQueue[Message | None]"
+    ) -> tuple[subprocess.Popen[bytes], Connection, threading.Thread]:
+        """The process, what connects us to it, and the thread that sends it what is in the outbox."""
         paths = os.pathsep.join(filter(None, sys.path))  # it finds what this process finds
         environ = QUIET | environment() | {"PYTHONPATH": paths}
         ours, theirs = socket.socketpair()
@@ -212,7 +213,16 @@ class PorterHandle:
                 pass_fds=[fd for fd in (theirs.fileno(), self._spec.pool) if fd >= 0],
                 env=environ, stderr=None if LOUD in environ else subprocess.DEVNULL,
             )  # fmt: skip
-            return process, Connection(ours.detach())
+            connection = Connection(ours.detach())
+        sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
+        try:
+            sender.start()
+        except RuntimeError as error:  # what Python makes of EAGAIN
+            process.kill()
+            process.wait()
+            connection.close()
+            raise OSError(str(error)) from error
+        return process, connection, sender
 
     def _hear(self, reply: Reply, process: "subprocess.Popen[bytes]") -> None:
         if isinstance(reply, StoreState):
