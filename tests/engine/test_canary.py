@@ -47,6 +47,7 @@ class Watched:
             self.steps = engine.steps
             self.preemptions = engine.scheduler.counts.preemptions
             self.report: CanaryReport = canary.report()
+            self.beside = None if engine.cache.books.canary is None else engine.cache.books.canary.report()
         finally:
             engine.close()
             machine.close()

@@ -30,6 +30,13 @@ def test_it_is_silent_where_all_is_right(name: str, cancels: int) -> None:
     assert report.blocks_taken > 500 and report.missed < report.blocks_taken / 10
 
 
+def test_it_and_the_engines_own_hear_the_same_copies() -> None:
+    watched = Watched(usual_load(), replace(TIGHT, canary=8))
+    assert watched.beside is not None
+    for report in (watched.report, watched.beside):
+        assert report.counts == {} and report.blocks_compared["returned"] > 20
+
+
 @pytest.mark.parametrize("blocks_per_step", [8, 64])
 @pytest.mark.parametrize("hazard", HEARD)
 def test_it_speaks_soon_after_the_first_write_that_may_be_wrong(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.managers.making import Bench, bench
 from trtllm_kvfix import native
+from trtllm_kvfix.metrics import counters
 
 
 @pytest.fixture
@@ -81,14 +82,52 @@ class Refusing:
 
 
 def test_copies_that_the_device_refuses_before_the_first_leave_no_slot_behind(
-    tight: Bench, monkeypatch: pytest.MonkeyPatch
+    tight: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = tight.request(2, range(100, 116))
+    other, failed = tight.request(2, range(100, 116)), counters.native_failed_copies.value
     with monkeypatch.context() as patched:
         patched.setattr(tight.impl._copies, "_device", Refusing())
         tight.prepare([other])
     assert is_free(tight.impl.core), "what did not reach it is forgotten"
     assert tight.cached(range(16)) == 0
+    assert counters.native_failed_copies.value == failed + 1
+    assert "no longer cached: record: refused" in caplog.text
+
+
+def test_copies_that_nobody_waits_for_are_told_once_and_counted_each_time(
+    tight: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = counters.native_failed_copies.value
+    native.fail_operation(tight.device, 1)  # and with it, whatever this stream is given later
+    for number in (2, 3):
+        other = tight.request(number, range(100 * number, 100 * number + 16))
+        tight.prepare([other])
+        tight.computed(other)
+        tight.impl.remove_sequence(number, other, False)
+        tight.impl.store_context_blocks(other)
+    assert counters.native_failed_copies.value == failed + 2
+    assert caplog.text.count("no longer cached") == 1
+
+
+class Lost:
+    """A device behind an error that stays."""
+
+    def synchronize(self, _stream: int) -> None:
+        raise native.DeviceError("synchronize: lost")
+
+    def destroy_event(self, _event: int) -> None:
+        raise native.DeviceError("destroy_event: lost")
+
+
+def test_on_a_device_that_is_lost_copies_end_and_the_memory_is_given_back(
+    tight: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tight.request(2, range(100, 116))
+    tight.prepare([other])
+    monkeypatch.setattr(tight.impl._copies, "_device", Lost())
+    tight.impl.release_pools()
+    assert tight.cached([*range(16), 999]) == 16, "their ticket has ended"
+    assert tight.impl.get_kv_cache_stats().allocated_bytes == 0
 
 
 def test_copies_that_no_stream_is_named_for_fail_with_the_reason(tight: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

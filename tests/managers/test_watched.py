@@ -61,6 +61,26 @@ def watched(**given: Any) -> Iterator[Watched]:
         yield Watched(b)
 
 
+def test_the_canary_and_the_memory_end_also_where_the_copies_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched() as w:
+        copies, closed = w.bench.impl._copies, []
+
+        def close() -> None:
+            closed.append("copies")
+            raise ValueError("no such ticket")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(copies, "close", close)
+            patch.setattr(w.canary, "close", lambda: closed.append("canary"))
+            with pytest.raises(ValueError, match="no such ticket"):
+                w.bench.impl.release_pools()
+            assert w.bench.impl.get_kv_cache_stats().allocated_bytes == 0
+            w.bench.impl.release_pools()
+        assert closed == ["copies", "canary"]
+        copies.close()
+        w.canary.close()
+
+
 def test_a_cached_block_that_changes_is_found_and_told_everywhere() -> None:
     before = counters.read()["canary_changed_blocks"]
     with watched() as w:

@@ -61,6 +61,7 @@ CASES: Mapping[str, tuple[str, str, float]] = {
     "canary_changed_blocks_total": ("applied", "canary_changed_blocks_total", 1),
     "canary_unfilled_blocks_total": ("applied", "canary_unfilled_blocks_total", 1),
     "bad_blocks_total": ("applied", "offload_bad_blocks_total", 1),
+    "failed_copies_total": ("applied", "native_failed_copies_total", 1),
     "given_up": ("applied", "offload_given_up", 1),
     "enabled": ("off", "enabled", -1),
 }

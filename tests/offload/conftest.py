@@ -18,7 +18,7 @@ from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
 from .upstream_double import ConnectorManager, Request, State
 
 BLOCK_BYTES = 4 * BLOCK_WORDS
-ConnectorManager.get_finished = computing_failed_loads(ConnectorManager.get_finished)  # type: ignore[method-assign,assignment]
+ConnectorManager.get_finished = computing_failed_loads(ConnectorManager.get_finished)  # type: ignore[method-assign]
 
 
 class Clock:

@@ -104,7 +104,7 @@ class ReservingManager(ConnectorManager):
                 self.finished_loading[load.request_id] = request
 
 
-ReservingManager.finish_prefix_loads = computing_what_did_not_come(  # type: ignore[method-assign,assignment]
+ReservingManager.finish_prefix_loads = computing_what_did_not_come(  # type: ignore[method-assign]
     ReservingManager.finish_prefix_loads
 )
 

@@ -1,6 +1,8 @@
 """The stand-in's server of each build gets new weights, as a training loop gives them to a Ray worker."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.ledger import Weights
-from trtllm_kvfix.offload.patches import RLHF
+from trtllm_kvfix.offload.patches import RLHF, noting_replacements
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
 from .stand_in import OffloadServer, offloading
 from .test_kept_blocks import DEVICE_BLOCKS, FILLS_THE_DEVICE, HOST_BLOCKS, PROMPT
@@ -75,5 +78,27 @@ def test_without_a_change_the_blocks_come_back() -> None:
     assert served("B", lambda _: None) == (2, set())
 
 
-def test_a_build_without_the_calls_serves() -> None:
+def test_a_build_without_the_calls_serves_and_says_what_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
     assert served("A", lambda _: None) == (2, set())
+    assert "PyExecutor.reset_prefix_cache was not found: the host tier does not learn of weights" in caplog.text
+
+
+class Executor:
+    def reset_prefix_cache(self) -> None: ...
+
+
+@pytest.mark.parametrize("lacks", ["", "update_weights", "reset_prefix_cache"])
+def test_a_refit_of_which_a_part_would_go_unnoticed_is_named(
+    lacks: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    methods = {"update_weights", "reset_prefix_cache"} - {lacks}
+    modules: dict[str, Any] = {PY_EXECUTOR: ModuleType(PY_EXECUTOR), RLHF: ModuleType(RLHF)}
+    modules[PY_EXECUTOR].PyExecutor = Executor
+    modules[RLHF].WorkerExtension = type("WorkerExtension", (), {name: lambda *_: None for name in methods})
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert {each.seam.path for each in noting_replacements()} == {
+        "PyExecutor.reset_prefix_cache", *(f"WorkerExtension.{name}" for name in methods)
+    }  # fmt: skip
+    said = f"{RLHF}:WorkerExtension.{lacks} was not found"
+    assert [said in record.getMessage() for record in caplog.records] == [True] * bool(lacks)

@@ -3,7 +3,7 @@
 The fix of a room is its `fix`: the code that runs in the place of upstream's, and the record that the registry reads.
 It meets upstream in this order:
 
-1. its probe looks at upstream's features, asks `signatures` whether calls fit, and answers in `probe_answers`;
+1. its probe looks at upstream's features, asks `overlay.signatures` whether calls fit, and answers in `probe_answers`;
 2. its replacements take their seams: of the KV-cache managers and attention (`staged_offsets_v1`, `staged_offsets_v2`,
    `connector_prefixes`), of the bound manager (`computed_blocks`, `concurrent_pins`), of the executor's step
    (`batched_admission`, `token_budget`, `input_copy_fence`), of CUDA graphs (`graph_inputs`), of the transfer agent

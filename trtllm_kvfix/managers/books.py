@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_kvfix.log import log
 from trtllm_kvfix.managers.between_ranks import Clock
 from trtllm_kvfix.managers.layout import CacheLayout, Window
 from trtllm_kvfix.managers.memory import Memory, Spans
 from trtllm_kvfix.managers.prompts import bound_half, prompt_to_admit, tell_reuse
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import (
     Admitted,
     BlockManager,
@@ -56,15 +58,16 @@ class BookedCopies:
         self._engine = CopyEngine(device, transfers_max=TRANSFERS_MAX)
         self._reached = device.create_event()
         self._pending: deque[tuple[int, list[int]]] = deque()  # ticket, transfers of the engine
-        self.on_submit: Callable[[Sequence[TransferItem]], None] | None = None  # it raises nothing
+        self._has_told = False  # in the log, that copies fail
+        self.listeners: list[Callable[[Sequence[TransferItem]], None]] = []  # they raise nothing
 
     def submit(self) -> None:
         """Submit what admission and growth have queued, before the step that needs it is enqueued."""
         batch = self._core.take_transfers()
         if not batch.ticket:
             return
-        if self.on_submit is not None:
-            self.on_submit(batch.items)
+        for tell in self.listeners:
+            tell(batch.items)
         transfers: list[int] = []
         try:
             # Callers may run the model on the stream that is current: the copies are ordered against both.
@@ -108,16 +111,25 @@ class BookedCopies:
 
     def _fail(self, ticket: int, error: Exception) -> None:
         """Blocks without an owner are forgotten; a request that owns one cannot go on."""
+        counters.native_failed_copies.add()
         losers = self._core.fail(ticket)
         if losers:
             raise RuntimeError(f"copies of KV-cache blocks failed for requests {losers}: {error}") from error
+        if not self._has_told:
+            self._has_told = True
+            log.error(
+                "copies of KV-cache blocks failed, and what they carried is no longer cached: %s (said once; "
+                "trtllm_kvfix_native_failed_copies_total counts them)", error,
+            )  # fmt: skip
 
     def close(self) -> None:
         """After this call, neither our copies nor any step that was enqueued before use the memory."""
-        with suppress(RuntimeError):  # of copies that failed: their requests have ended with the server
+        with suppress(DeviceError):  # of a device that fails: what follows is for what is left
             self._device.synchronize(self._stream)
+        with suppress(RuntimeError):  # of copies that failed: their requests have ended with the server
             self.end()
-        self._device.destroy_event(self._reached)
+        with suppress(DeviceError):
+            self._device.destroy_event(self._reached)
 
 
 class Slots:

@@ -6,6 +6,7 @@ reads the constructor's arguments, books.py keeps the books and moves bytes as t
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -143,7 +144,7 @@ class NativeKvCache:
         self._watch = watched(device, self.layout, self._books, self._memory.pointers(), self._settings)
         if self._watch is not None:
             self._books.watch = self._watch
-            self._copies.on_submit = self._watch.moved
+            self._copies.listeners.append(self._watch.moved)
         self._questions = Questions(self._books, self.layout)
         self._comparison = RankComparison(self.core, serial)
         if self.layout.events is not None:
@@ -153,8 +154,8 @@ class NativeKvCache:
 
     @locked
     def watch_copies(self, on_submit: Callable[[Sequence[TransferItem]], None]) -> None:
-        """Call this with the copies between slots, whenever some are submitted. It may raise nothing."""
-        self._copies.on_submit = on_submit
+        """Call this, too, with the copies between slots, whenever some are submitted. It may raise nothing."""
+        self._copies.listeners.append(on_submit)
 
     @property
     def canary(self) -> Canary | None:
@@ -163,13 +164,14 @@ class NativeKvCache:
 
     @locked
     def release_pools(self) -> None:
-        """Upstream may ask twice."""
+        """Upstream may ask twice. Each part ends, the last one first, also where another raises."""
         if self._has_pools:
-            self._has_pools = False
-            self._copies.close()
-            if self._watch is not None:
-                self._watch.close()
-            self._memory.release()
+            with ExitStack() as stack:
+                stack.callback(setattr, self, "_has_pools", False)
+                stack.callback(self._memory.release)
+                if self._watch is not None:
+                    stack.callback(self._watch.close)
+                stack.callback(self._copies.close)
 
     def get_block_pool_pointers(self) -> Any:
         return self._memory.pointers()

@@ -108,6 +108,7 @@ lock_wait_seconds = Counter("lock_wait_seconds", "Seconds that serialised calls 
 native_declined_blocks = Counter(
     "native_declined_blocks", "Evicted blocks that the native manager's full host tier did not take"
 )
+native_failed_copies = Counter("native_failed_copies", "Batches of the native manager's copies of blocks that failed")
 
 offload_prompt_tokens = Counter("offload_prompt_tokens", "Prompt tokens that the host tier was asked about")
 offload_device_hit_tokens = Counter("offload_device_hit_tokens", "Prompt tokens that were on the device already")

@@ -27,7 +27,8 @@ from trtllm_kvfix.offload.ledger import Weights, links
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.seam import is_marked
+from trtllm_kvfix.overlay.seam import SeamError, is_marked
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, RESOURCE_MANAGER, SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, mapping_of
 from trtllm_kvfix.ranks import Tag
@@ -294,7 +295,7 @@ class Freeing(NamedTuple):
 
 
 def keeping_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
-    def free_resources(self: Any, request: Any) -> Any:
+    def free_resources(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         answer = Freeing(stays=False)
         tried = Tried(failed=fuse.of(KEPT_BLOCKS).blown)
         if not tried.failed:
@@ -303,7 +304,7 @@ def keeping_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
         if tried.failed and not all(each.waits_instead(request) for each in keepers_of(self)):
             return None
         if not answer.stays:
-            return original(self, request)
+            return original(self, request, *args, **kwargs)
         for each in reversed(list(self.resource_managers.values())):
             if each is not answer.manager and hasattr(each, "free_resources"):
                 each.free_resources(request)
@@ -363,13 +364,13 @@ class LoadFailed(KvfixError):
     """A load failed, and this version of upstream offers no way to compute its tokens instead."""
 
 
-def computing_failed_loads(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def get_finished(self: Any) -> Any:
+def computing_failed_loads(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_finished(self: Any, *args: Any, **kwargs: Any) -> Any:
         recompute: dict[int, int] | None = getattr(getattr(self, "worker", None), "requests_to_recompute", None)
         if recompute is None:
-            return original(self)
+            return original(self, *args, **kwargs)
         loading = {request_id: one for place in PLACES for request_id, one in loading_in(self, place)}
-        finished = original(self)
+        finished = original(self, *args, **kwargs)
         for request_id in list(recompute):
             position = recompute.pop(request_id)
             if request_id not in self.worker.kept:  # it is over
@@ -419,15 +420,16 @@ def put_back(request: Any, position: int) -> None:
         request.context_chunk_size = request.context_remaining_length
 
 
-def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> Callable[[Any, list[int]], None]:
-    def finish_prefix_loads(self: Any, reservation_ids: list[int]) -> None:
+def computing_what_did_not_come(original: Callable[..., Any]) -> Callable[..., Any]:
+    def finish_prefix_loads(self: Any, reservation_ids: list[int], *args: Any, **kwargs: Any) -> Any:
         failed: dict[int, int] = getattr(getattr(self, "worker", None), "reservations_to_recompute", {})
         requests = [self._prefix_load_requests.get(failed.pop(each)) for each in reservation_ids if each in failed]
-        original(self, reservation_ids)
+        finished = original(self, reservation_ids, *args, **kwargs)
         for request in requests:
             if request is not None and request not in self._finished_load_terminations:
                 begin_again(self.worker.cache_manager, request)
                 counters.offload_recomputed_requests.add()
+        return finished
 
     return finish_prefix_loads
 
@@ -435,12 +437,29 @@ def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> C
 def ending_replacements(connector_module: str) -> list[Replacement]:
     """Have upstream ask whether blocks may go, and its connector manager whether loads have come."""
     found = [
-        Replacement(FREE_RESOURCES, keeping_blocks),
-        Replacement(Seam(connector_module, GET_FINISHED), computing_failed_loads),
+        taking(FREE_RESOURCES, keeping_blocks, "request"),
+        taking(Seam(connector_module, GET_FINISHED), computing_failed_loads),
     ]
     if Upstream().has(connector_module, FINISH_PREFIX_LOADS):
-        found.append(Replacement(Seam(connector_module, FINISH_PREFIX_LOADS), computing_what_did_not_come))
+        seam = Seam(connector_module, FINISH_PREFIX_LOADS)
+        found.append(taking(seam, computing_what_did_not_come, "reservation_ids"))
     return found
+
+
+def taking(seam: Seam, make: Callable[[Any], Any], *arguments: str) -> Replacement:
+    """Replace a method that takes these arguments, and may take more. Raises SeamError where it needs others: upstream
+    would call ours in another way than it is written for, in the executor's loop."""
+
+    def checked(original: Any) -> Any:
+        if not takes(Upstream(), original, SELF, *arguments):
+            found = "is absent" if original is None else f"takes ({', '.join(Upstream().parameters(original))})"
+            raise SeamError(
+                f"{seam} {found}, and the offload connector knows it with ({', '.join(('self', *arguments))}): this "
+                "TensorRT-LLM is probably later than those that it serves (docs/support.md)"
+            )
+        return make(original)
+
+    return Replacement(seam, checked)
 
 
 ROOM_FOR_LOADS = "offload-room"
@@ -719,7 +738,14 @@ def noting_replacements() -> list[Replacement]:
     seams = [Seam(PY_EXECUTOR, "PyExecutor.reset_prefix_cache")]
     if RLHF in sys.modules:
         seams += [Seam(RLHF, f"WorkerExtension.{name}") for name in ("update_weights", "reset_prefix_cache")]
-    return [Replacement(seam, noting) for seam in seams if up.has(seam.module, seam.path)]
+    missing = [seam for seam in seams if not up.has(seam.module, seam.path)]
+    if missing:
+        log.warning(
+            "%s was not found: the host tier does not learn of weights that change in a running engine, and goes on to "
+            "bring blocks that the old ones computed (docs/offload.md, When the weights change)",
+            ", ".join(str(seam) for seam in missing),
+        )
+    return [Replacement(seam, noting) for seam in seams if seam not in missing]
 
 
 def noting(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,6 +32,7 @@ class TierReport:
     transfers_failed: int = 0
     first_error: str = ""
     remote: str = ""  # the state of the remote tier, if there is one
+    segment: str = ""  # the state of what this rank lends the store, if it lends any
     hits: list[dict[str, Any]] = field(default_factory=list)  # by class, where they are estimated
 
     def built(self, *, slots: int, requested: int, mapped: int, pinned: int) -> None:
@@ -46,9 +47,9 @@ class TierReport:
         counters.offload_pinned_bytes.put(count)
         self._write()
 
-    def remote_is(self, text: str) -> None:
-        if text != self.remote:
-            self.remote = text
+    def remote_is(self, text: str, segment: str = "") -> None:
+        if (text, segment) != (self.remote, self.segment):
+            self.remote, self.segment = text, segment
             self._write()
 
     def hits_are(self, hits: list[dict[str, Any]]) -> None:

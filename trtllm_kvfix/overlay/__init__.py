@@ -10,8 +10,8 @@ In the order in which a server meets them:
 3. `activation` holds the settings, and says when the registry acts. `child_environment` carries the settings to child
    processes, also to those that MPI spawns. `server_config` takes them from the server's own YAML.
 4. `registry` probes, applies and takes back. It knows every replacement: those of fixes, whose records are `fix`, and
-   the others. `upstream` looks at what there is, `seam` replaces one attribute, `reach` tells a wrapper from another
-   tool's replacement.
+   the others. `upstream` looks at what there is, and `signatures` whether it takes a call. `seam` replaces one
+   attribute, `reach` tells a wrapper from another tool's replacement.
 5. `start_gate` stops an engine in front of its start until the ranks have compared what each attests (`attest`).
    `releases` names the variant of a release.
 6. While the engine runs, `recheck` looks again every two seconds, `fuse` counts the faults of our own code, and `vote`

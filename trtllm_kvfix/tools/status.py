@@ -56,6 +56,8 @@ def status(settings: Settings, as_json: bool, dump: bool) -> None:
     for tier in tiers:
         if tier.get("remote"):
             click.echo(f"rank {tier['rank']}: remote tier {tier['remote']}")
+        if tier.get("segment"):
+            click.echo(f"rank {tier['rank']}: remote tier's segment {tier['segment']}")
 
 
 def flight_records(folder: Path) -> list[dict[str, Any]]:

@@ -137,8 +137,7 @@ def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
         pools.append(pool)
         register(carrier, layout, pool)
 
-    def porter(spec: Spec, timeout_s: float) -> PorterDouble:
-        del timeout_s
+    def porter(spec: Spec, *_: Any) -> PorterDouble:
         return PorterDouble(spec, pools[-1].address, memory)
 
     patch.setattr(worker.RemoteCarrier, "register", noting_the_pool)

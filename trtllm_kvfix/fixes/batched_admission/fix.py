@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from trtllm_kvfix.fixes.batches import MAIN, Contexts, enters, line_up, main_v1_manager, replace_contexts
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.reuse import cached_tokens
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.hazards.h3_admission_reuse import simulated as h3
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.overlay.vote import Voting, Votings, mapping_of
 from trtllm_kvfix.ranks import Tag

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.hazards.h8_uncomputed_blocks import simulated as h8
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, V2_PLACES, Upstream
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.waits import finish, wait_for
 from trtllm_kvfix.hazards.h9_graph_inputs import device as h9
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse as fuses
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
 from trtllm_kvfix.staging import stream_marks
 

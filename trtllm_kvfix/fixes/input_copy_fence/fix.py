@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.waits import finish, wait_for
 from trtllm_kvfix.hazards.h7_other_pinned_buffers import device as h7
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import StreamMarks
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
 from trtllm_kvfix.staging import stream_marks
 

@@ -10,10 +10,10 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.hazards.h6_listener_port import simulated as h6
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import NIXL, NIXL_ADAPTERS, Upstream
 
 if TYPE_CHECKING:

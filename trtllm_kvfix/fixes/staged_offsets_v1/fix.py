@@ -18,13 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import BlockingDestination, ObservedDestination, StagedDestination
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h1_block_offsets_v1 import device as h1
 from trtllm_kvfix.native import CopyingCall, PoolCopiesByTensor
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
 from trtllm_kvfix.staging.stagers import Stagers

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v2.copy_filter import RECORD, CopyFilter
 from trtllm_kvfix.fixes.waits import finish
 from trtllm_kvfix.hazards.h2_block_offsets_v2 import device as h2
@@ -30,6 +29,7 @@ from trtllm_kvfix.native import OffsetLaunch, OffsetStager, copy_pages
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, HostBuffers, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import (
     DEEPSEEK_V4,
     RESOURCE_MANAGER,

@@ -38,13 +38,13 @@ from trtllm_kvfix.fixes.batches import (
 )
 from trtllm_kvfix.fixes.computed_blocks.fix import holds_for
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
-from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.hazards.h3_admission_reuse import simulated as h3
 from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.signatures import SELF, takes
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.overlay.vote import Mapping, Voting, Votings, mapping_of
 from trtllm_kvfix.ranks import Tag

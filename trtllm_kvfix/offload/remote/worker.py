@@ -38,6 +38,7 @@ from trtllm_kvfix.offload.remote.messages import (
     StoreState,
 )
 from trtllm_kvfix.offload.remote.scheduler import FUSE, HeldBack
+from trtllm_kvfix.offload.scheduler import PAUSE_S_MAX, PAUSE_S_MIN
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import BlockLayout
 from trtllm_kvfix.offload.worker import MakePool, OffloadWorker
@@ -46,7 +47,6 @@ from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.ranks import Ranks
 from trtllm_kvfix.settings import environment
 
-PAUSE_S_MAX = 60.0
 REST_S = 0.0005  # of the executor's thread, at a time: a new request may have come meanwhile
 UNSURE_SHARE = 64  # of the pool's slots, one in so many may be lost to reads that have failed
 # Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
@@ -64,8 +64,9 @@ class PorterHandle:
     Any thread may call it. None waits, except in `close` and `wait_for_word`.
     """
 
-    def __init__(self, spec: Spec, timeout_s: float) -> None:
-        self._spec, self._timeout_s = spec, timeout_s
+    def __init__(self, spec: Spec, timeout_s: float, brings: str = "remote tier") -> None:
+        """`brings`: what is there while it is up, as the log names it."""
+        self._spec, self._timeout_s, self._brings = spec, timeout_s, brings
         self._lock = threading.Lock()  # guards what follows
         # Of each kind, what is not answered and since when, the oldest first; and when a call of that kind last ended.
         self._asked: dict[str, dict[int, tuple[Message, float]]] = {kind.__name__: {} for kind in get_args(Message)}
@@ -159,13 +160,15 @@ class PorterHandle:
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
-        pause_s = 1.0
+        pause_s = PAUSE_S_MIN
         try:
             while not self._closing.is_set():
                 began = monotonic()
                 self._live_once()
-                pause_s = 1.0 if monotonic() - began > PAUSE_S_MAX else min(2 * pause_s, PAUSE_S_MAX)
-                self._closing.wait(pause_s / 2)
+                if monotonic() - began > PAUSE_S_MAX:
+                    pause_s = PAUSE_S_MIN
+                self._closing.wait(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
         except Exception as error:
             with self._lock:
                 process, self.error = self._process, error
@@ -176,11 +179,12 @@ class PorterHandle:
 
     def _live_once(self) -> None:
         """Start a process, take what it says until it ends, and make sure that it is gone."""
-        ours, theirs = socket.socketpair()
-        connection, outbox = Connection(ours.detach()), queue.SimpleQueue[Message | None]()
-        process = self._started(theirs)
-        sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
-        sender.start()
+        outbox = queue.SimpleQueue[Message | None]()
+        try:
+            process, connection, sender = self._started(outbox)
+        except OSError as error:  # the system has no memory, process or descriptor for it now, and may have later
+            self._note(StoreState(is_up=False, text=f"the process that has the store's client does not start: {error}"))
+            return
         with self._lock:
             self._process, self._outbox = process, outbox
             self.starts += 1
@@ -195,16 +199,30 @@ class PorterHandle:
         sender.join()
         connection.close()
 
-    def _started(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        spec = json.dumps(self._spec._replace(socket=theirs.fileno(), engine=os.getpid())._asdict())
+    def _started(
+        self, outbox: "queue.SimpleQueue[Message | None]"
+    ) -> tuple[subprocess.Popen[bytes], Connection, threading.Thread]:
+        """The process, what connects us to it, and the thread that sends it what is in the outbox."""
         paths = os.pathsep.join(filter(None, sys.path))  # it finds what this process finds
         environ = QUIET | environment() | {"PYTHONPATH": paths}
-        with theirs:
-            return subprocess.Popen(
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            spec = json.dumps(self._spec._replace(socket=theirs.fileno(), engine=os.getpid())._asdict())
+            process = subprocess.Popen(
                 [sys.executable, "-m", "trtllm_kvfix.offload.remote.porter_process", spec], stdin=subprocess.DEVNULL,
                 pass_fds=[fd for fd in (theirs.fileno(), self._spec.pool) if fd >= 0],
                 env=environ, stderr=None if LOUD in environ else subprocess.DEVNULL,
             )  # fmt: skip
+            connection = Connection(ours.detach())
+        sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
+        try:
+            sender.start()
+        except RuntimeError as error:  # what Python makes of EAGAIN
+            process.kill()
+            process.wait()
+            connection.close()
+            raise OSError(str(error)) from error
+        return process, connection, sender
 
     def _hear(self, reply: Reply, process: "subprocess.Popen[bytes]") -> None:
         if isinstance(reply, StoreState):
@@ -238,9 +256,9 @@ class PorterHandle:
             is_new = (self.is_up, self.text) != state
             self.is_up, self.text = state
         if is_new and state.is_up:
-            log.info("the remote tier is up: this node is %s to the store", state.text)
+            log.info("the %s is up: this node is %s to the store", self._brings, state.text)
         elif is_new:
-            log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
+            log.error("the %s is not there, and serving goes on without it: %s", self._brings, state.text)
 
     def _lost(self) -> None:
         """Answer all that the process was asked: it is gone."""
@@ -262,6 +280,12 @@ class PorterHandle:
             self._unsure.clear()
             self._gone += self._leaving
             self._leaving.clear()
+
+
+def state_of(porter: PorterHandle) -> str:
+    if porter.error is not None:
+        return f"down: its thread ended with {porter.error}"
+    return f"{'up' if porter.is_up else 'down'}: {porter.text}"
 
 
 def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
@@ -336,7 +360,8 @@ class RemoteCarrier:
         machines = self._at_start.gather(text_of(BOOT_ID))
         segment_bytes = remote.segment_bytes // machines.count(machines[self._at_start.rank])
         if segment_bytes:
-            self.holder = PorterHandle(spec._replace(pool=-1, segment_bytes=segment_bytes), remote.timeout_s)
+            spec = spec._replace(pool=-1, segment_bytes=segment_bytes)
+            self.holder = PorterHandle(spec, remote.timeout_s, "remote tier's segment")
         kinds = [f"{one.block_bytes} bytes, {one.kind}" for one in layout.pools]
         root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
         if ranks.rank == 0:
@@ -360,7 +385,7 @@ class RemoteCarrier:
     def look(self) -> None:
         if self.porter is not None:
             self.porter.end_if_stuck()
-            self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
+            self._report.remote_is(state_of(self.porter), "" if self.holder is None else state_of(self.holder))
 
     def close(self, until: float) -> None:
         """Close the porter before the holder, because the pool depends on it."""
