@@ -4,7 +4,7 @@ it follows. Nothing is examined here."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.overlay.fix import HOST_TIER, State
 from trtllm_kvfix.overlay.prologue_trim import VARIABLE
 from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.settings import ENV_ENABLED
@@ -70,8 +70,10 @@ def verdict(report: Mapping[str, Any]) -> str:
 
 
 def _hazard(fix: Mapping[str, Any], overlay: Mapping[str, Any]) -> str:
-    has_host_tier = overlay["manager"]["has_host_tier"] or not fix["only_with_host_tier"]
-    return str(fix["hazard"]) if has_host_tier else f"{fix['hazard']} (with a host tier)"
+    """With what a server must have to be hit, where doctor has not seen that it has it."""
+    only_with = fix["only_with"]
+    has_it = not only_with or (only_with == HOST_TIER and overlay["manager"]["has_host_tier"])
+    return str(fix["hazard"]) if has_it else f"{fix['hazard']} (with {only_with})"
 
 
 def _hits(overlay: Mapping[str, Any]) -> list[Mapping[str, Any]]:
