@@ -6,10 +6,10 @@ HAZARD = Hazard(
     id="H17",
     what="a block that a prompt matches in part is overwritten in the host tier before it is copied",
     symptoms={
-        "partial-copies": "another user's text in answers, with V1's own host tier",
+        "partial-copies": "wrong answers, or another user's text in them, with `host_cache_size` above 0",
     },
     not_on={
-        "device": "books alone, which no device reads: the copy itself is in order",
+        "device": "only bookkeeping of the host goes wrong; the copy itself is in order",
         "engine": "its manager holds the block that it copies from",
     },
 )

@@ -7,7 +7,7 @@ HAZARD = Hazard(
     what="the tables that the V2 manager's gather kernel reads are refilled while it reads them",
     symptoms={
         "staged-offsets-v2": (
-            "garbled text, gibberish, or words of another user's answer, under load; it may vanish under a debugger"
+            "garbled text, words of another user's answer, or `an illegal memory access was encountered`, under load"
         ),
     },
     scene=Scene(

@@ -13,7 +13,7 @@ HAZARD = Hazard(
         "batched-admission": "a low KV cache hit rate when many requests arrive at once",
     },
     not_on={
-        "device": "books alone, which no device reads: `replay --compare` counts the tokens",
+        "device": "only bookkeeping of the host goes wrong; `replay --compare` counts the tokens",
         "engine": "answers do not depend on how much is reused, and nothing here dies of a batch that is too large",
     },
 )

@@ -11,7 +11,7 @@ HAZARD = Hazard(
         ),
     },
     not_on={
-        "device": "books alone, which no device reads: `make race-control` tears them",
+        "device": "only bookkeeping of the host goes wrong; `make race-control` shows it",
         "engine": "one thread alone calls its manager",
     },
 )

@@ -6,7 +6,7 @@ HAZARD = Hazard(
     id="H5",
     what="blocks are stored before they are written, or loaded while they are read",
     symptoms={
-        "transfer-order": "wrong answers with KV cache offloading to host memory, and none without it",
+        "transfer-order": "the same with a connector for KV cache offloading",
     },
     scene=Scene(
         "transfer-order",

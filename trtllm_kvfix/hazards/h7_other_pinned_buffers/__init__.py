@@ -6,10 +6,7 @@ HAZARD = Hazard(
     id="H7",
     what="other pinned buffers are refilled while they are read",
     symptoms={
-        "input-copy-fence": (
-            "`an illegal memory access was encountered` with block reuse, or wrong tokens or positions, with the "
-            "overlap scheduler"
-        ),
+        "input-copy-fence": "such an access, or wrong tokens or positions, up to 1.3.0rc14",
     },
     scene=Scene(
         "input-copy-fence",

@@ -17,6 +17,6 @@ HAZARD = Hazard(
         {"blocks_primary": 112, "blocks_host": 160, "requests_max": 4, "tokens_max": 48, "manager": "one-by-one"},
     ),
     not_on={
-        "device": "books alone, which no device reads",
+        "device": "only bookkeeping of the host goes wrong",
     },
 )
