@@ -111,7 +111,7 @@ bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare th
 
 build: $(VENV)/.built $(VENV)/.hostrace  ## build both packages and install them into .venv, editable
 
-verify: build  ## H1, H2, H5, H9 and H13 beside their fixes, on a GPU or a simulated device; what users read; admission, both ways
+verify: build  ## H1, H2, H5 and H9 beside their fixes, and H13, on a GPU or a simulated device; what users read; admission, both ways
 	@echo; echo "1 of 3: hazards beside their fixes (trtllm-kvfix verify)"; echo
 	@trtllm-kvfix verify
 	@echo; echo "2 of 3: what users read without each fix (trtllm-kvfix demo)"; echo

@@ -1,6 +1,6 @@
 """Every way back that the pages name, in the set-up that they ship: there, and back again, with the probes and a load.
 
-The pod is strict (KVFIX_STRICT=1), as in its manifest. Lines and cells are read from the pages.
+The pod is strict (KVFIX_STRICT=1), as in the last step of a rollout. Lines and cells are read from the pages.
 """
 
 import re
@@ -59,6 +59,14 @@ def cells() -> dict[str, dict[str, str]]:
     }
 
 
+def strict_pod(folder: Path, variant: str) -> Pod:
+    """A manifest that is applied for the first time is not: an unknown probe would keep the pod from starting."""
+    pod = Pod(folder, variant)
+    assert pod.variables["KVFIX_STRICT"] == "0"
+    pod.variables["KVFIX_STRICT"] = "1"
+    return pod
+
+
 def is_mended(served: Served) -> None:
     served.pass_probes()
     states = served.states()
@@ -90,7 +98,7 @@ def lacks_one(served: Served, word: str = "off", lacking: str = V1) -> None:
 @pytest.mark.parametrize("variant", CORRUPTS)
 @pytest.mark.parametrize(("there", "back"), kubectl_lines())
 def test_lines_of_kubectl(tmp_path: Path, variant: str, there: str, back: str) -> None:
-    pod = Pod(tmp_path, variant)
+    pod = strict_pod(tmp_path, variant)
     if variant == NEWEST:
         pod.files["server.yaml"] += "  use_kv_cache_manager_v2: true\n"  # the default since 1.4
     shipped = pod.set_up()
@@ -117,7 +125,7 @@ def test_lines_of_kubectl(tmp_path: Path, variant: str, there: str, back: str) -
 @pytest.mark.parametrize("key", ["enabled", "fixes"])
 def test_the_file_of_the_fixes(tmp_path: Path, key: str) -> None:
     """The way back is the file as it was, and so the pod of the lines above."""
-    pod = Pod(tmp_path, "B")
+    pod = strict_pod(tmp_path, "B")
     pod.files["kvfix.yaml"] = file_of_the_page(key)
     with pod.served() as served:
         if key == "enabled":
@@ -130,7 +138,7 @@ def test_the_file_of_the_fixes(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(("what", "word"), [("one fix", "off"), ("one fix, counting", "observing")])
 def test_ways_of_the_rollout(tmp_path: Path, what: str, word: str, how: str) -> None:
     """The file is the server's own here: it may have the section as well."""
-    pod, cell, options = Pod(tmp_path, "B"), cells()[what][how], list[str]()
+    pod, cell, options = strict_pod(tmp_path, "B"), cells()[what][how], list[str]()
     if how.startswith("option"):
         options = cell.split()
     elif how == "variable":
@@ -145,7 +153,7 @@ def test_ways_of_the_rollout(tmp_path: Path, what: str, word: str, how: str) -> 
 @pytest.mark.parametrize("file", ["kvfix: {fixs: {}}\n", "kvfix: {fixes: {\n"], ids=["refused", "unreadable"])
 def test_the_switch_works_where_nothing_else_does(tmp_path: Path, file: str) -> None:
     """A file of settings that is refused or cannot be read, and a section in the server's own file that is refused."""
-    pod = Pod(tmp_path, "B")
+    pod = strict_pod(tmp_path, "B")
     pod.files["kvfix.yaml"] = file
     pod.files["server.yaml"] += "kvfix: {enabled: 'false'}\n"
     name, _, value = cells()["any fix"]["variable"].partition("=")
@@ -158,7 +166,7 @@ def test_the_switch_works_where_nothing_else_does(tmp_path: Path, file: str) -> 
 
 def test_the_server_s_own_file_switches_them_off(tmp_path: Path) -> None:
     """Whatever the variable says."""
-    pod = Pod(tmp_path, "B")
+    pod = strict_pod(tmp_path, "B")
     pod.variables["TRTLLM_KVFIX_ENABLED"] = "true"
     pod.files["server.yaml"] += f"kvfix: {{{cells()['any fix']['below `kvfix:` in a file']}}}\n"
     with pod.served() as served:
@@ -167,7 +175,7 @@ def test_the_server_s_own_file_switches_them_off(tmp_path: Path) -> None:
 
 def test_the_hook_of_enable(tmp_path: Path) -> None:
     """No `run`: the server itself is the entry point, in an environment whose hook is installed."""
-    pod = Pod(tmp_path, "B")
+    pod = strict_pod(tmp_path, "B")
     site = tmp_path / "site"
     site.mkdir()
     hook = hook_file.hook_file(site)
@@ -190,7 +198,7 @@ def test_the_hook_of_enable(tmp_path: Path) -> None:
 
 def test_a_start_without_run_is_as_it_was(tmp_path: Path) -> None:
     """The shipped server.yaml is TensorRT-LLM's alone, and nothing of ours runs."""
-    pod = Pod(tmp_path, "B")
+    pod = strict_pod(tmp_path, "B")
     pod.entry_point = []
     with pod.served() as served:
         assert served.get("http", "/health") == "null"
@@ -209,7 +217,7 @@ serve.main()
 
 
 def test_a_seam_that_a_plugin_takes_is_told_everywhere(tmp_path: Path) -> None:
-    pod = Pod(tmp_path, "B")
+    pod = strict_pod(tmp_path, "B")
     shipped = pod.set_up()
     (tmp_path / "plugin.py").write_text(DISPLACES)
     pod.installs("trtllm-serve", f'exec {sys.executable} {tmp_path / "plugin.py"} "$@"')

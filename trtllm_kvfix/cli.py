@@ -133,7 +133,7 @@ def main(ctx: click.Context, config: Path | None) -> None:
     \b
     trtllm-kvfix doctor            hit or not, by what, and what to do
     trtllm-kvfix run -- COMMAND    the server, with the fixes
-    trtllm-kvfix verify            H1, H2, H5, H9 and H13 beside their fixes
+    trtllm-kvfix verify            H1, H2, H5 and H9 beside their fixes, and H13
     """
     from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
 

@@ -30,7 +30,7 @@ SUMMARIES = {
     "run": "Run a command with the fixes.",
     "selfcheck": "Try every fix on the installed TensorRT-LLM.",
     "status": "Show which fixes run in this user's processes.",
-    "verify": "Show H1, H2, H5, H9 and H13 beside their fixes, here.",
+    "verify": "Show H1, H2, H5 and H9 beside their fixes, and H13, here.",
     "watch": "Find code that touches pinned memory in use by a GPU.",
 }
 

@@ -22,11 +22,12 @@ class Remedy(NamedTuple):
     what: str
 
 
+NONE = "none"
 # What protects from a hazard that no fix of the overlay ends.
 INSTEAD = {
     "transfer-order": Remedy("H5", "the [offload connector](../offload.md)"),
     "step-prologue-trim": Remedy("H10", "`staged-offsets-v2`"),
-    "ephemeral-sources": Remedy("H13", "none: pin, or wait"),
+    "ephemeral-sources": Remedy("H13", NONE),
 }
 
 

@@ -1,6 +1,7 @@
 """`doctor -- COMMAND`: the settings are those that the server would have, and the server is not started."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -87,6 +88,35 @@ def test_a_tree_is_examined_for_a_server_that_is_elsewhere(folder: Path) -> None
     asked = ("doctor", "--json", "--source", str(STANDIN), "--", "trtllm-elsewhere", "--config", "server.yaml")
     done = doctor(folder, *asked, under=())
     assert choice_of(done) == "off", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (
+            ["trtllm-serve", "MODEL", "--config", "nope.yaml"],
+            "--config is nope.yaml, which does not exist (the folder is ",
+        ),
+        (["trtllm-serve", "MODEL", "--config=nope"], "--config is nope, which does not exist"),
+        (["./serve", "--extra_llm_api_options", "/no/such.yml"], "--extra_llm_api_options is /no/such.yml, which does"),
+        (["./serve", "--extra-engine-args", "nope.yaml"], "--extra-engine-args is nope.yaml, which does not exist"),
+        (["./serve", "--config", "torn.yaml"], "--config is torn.yaml, which cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [(), ("--source", str(STANDIN))], ids=["here", "source"])
+def test_a_file_that_is_not_there_is_refused_as_one_that_cannot_be_read(
+    folder: Path, command: list[str], says: str, elsewhere: tuple[str, ...]
+) -> None:
+    """The verdict would be of a server without it."""
+    (folder / "torn.yaml").write_text("kv_cache_config: {")
+    path = f"{STANDIN / 'bin'}:{os.environ['PATH']}"
+    done = doctor(folder, "doctor", *elsewhere, "--", *command, under=(), PATH=path)
+    assert (done.returncode, done.stdout, says in done.stderr) == (2, "", True), done.stderr
+
+
+@pytest.mark.parametrize("command", [["./serve", "--config", "production"], ["./serve", "--out", "made.yaml"]])
+def test_what_need_not_be_the_server_s_file_need_not_be_there(folder: Path, command: list[str]) -> None:
+    assert doctor(folder, "doctor", "--", *command).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,21 @@ def test_without_a_driver_it_cannot_be_looked_at(tmp_path: Path) -> None:
     assert "which came with the drivers of CUDA 12.8" in done.stderr
 
 
+NOTHING_INSTALLED = """
+import runpy, sys
+sys.modules |= dict.fromkeys(("torch", "tensorrt_llm", "nixl"))
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("hazard", [hazard.id.lower() for hazard in table.HAZARDS])
+def test_where_something_is_not_installed_one_line_says_what(hazard: str, tmp_path: Path) -> None:
+    done = run("B", "-c", NOTHING_INSTALLED, script(hazard, tmp_path))
+    said = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == NOTHING_TO_SEE and len(said) == 1, said
+    assert any(name in said[0] for name in ("torch", "tensorrt_llm", "nixl", "NIXL"))
+
+
 @pytest.mark.parametrize(("hazard", "variant"), FIXED)
 def test_with_the_overlay_it_comes_out_clean(hazard: str, variant: str, tmp_path: Path) -> None:
     launcher = ("-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", AS_A_SERVER)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from trtllm_kvfix.overlay.fix import Answer, State
 
 
-def needed(reason: str, *, only_with_host_tier: bool = False) -> Answer:
-    return Answer(State.NEEDED, reason, only_with_host_tier)
+def needed(reason: str, *, only_with: str = "") -> Answer:
+    return Answer(State.NEEDED, reason, only_with)
 
 
 def fixed(reason: str) -> Answer:

@@ -71,7 +71,7 @@ HAZARDS = (
         what="the tables that the V2 manager's gather kernel reads are refilled while it reads them",
         symptoms={
             "staged-offsets-v2": (
-                "garbled text, gibberish, or words of another user's answer, under load; it may vanish under a debugger"
+                "garbled text, words of another user's answer, or `an illegal memory access was encountered`, under load"
             ),
         },
         scene=Scene(
@@ -92,7 +92,7 @@ HAZARDS = (
             "batched-admission": "a low KV cache hit rate when many requests arrive at once",
         },
         not_on={
-            "device": "books alone, which no device reads: `replay --compare` counts the tokens",
+            "device": "only bookkeeping of the host goes wrong; `replay --compare` counts the tokens",
             "engine": "answers do not depend on how much is reused, and nothing here dies of a batch that is too large",
         },
     ),
@@ -105,14 +105,14 @@ HAZARDS = (
             ),
         },
         not_on={
-            "device": "books alone, which no device reads: `make race-control` tears them",
+            "device": "only bookkeeping of the host goes wrong; `make race-control` shows it",
             "engine": "one thread alone calls its manager",
         },
     ),
     Hazard(
         room="h5_transfer_order",
         what="blocks are stored before they are written, or loaded while they are read",
-        symptoms={"transfer-order": "wrong answers with KV cache offloading to host memory, and none without it"},
+        symptoms={"transfer-order": "the same with a connector for KV cache offloading"},
         scene=Scene(
             "transfer-order",
             "Blocks move between the tiers, and no event orders that against the model",
@@ -141,10 +141,7 @@ HAZARDS = (
         room="h7_other_pinned_buffers",
         what="other pinned buffers are refilled while they are read",
         symptoms={
-            "input-copy-fence": (
-                "`an illegal memory access was encountered` with block reuse, or wrong tokens or positions, with the "
-                "overlap scheduler"
-            ),
+            "input-copy-fence": "such an access, or wrong tokens or positions, up to 1.3.0rc14",
         },
         scene=Scene(
             "input-copy-fence",
@@ -168,7 +165,7 @@ HAZARDS = (
             "found in the cache, and hold what was there before.",
             {"blocks_primary": 112, "blocks_host": 160, "requests_max": 4, "tokens_max": 48, "manager": "one-by-one"},
         ),
-        not_on={"device": "books alone, which no device reads"},
+        not_on={"device": "only bookkeeping of the host goes wrong"},
     ),
     Hazard(
         room="h9_graph_inputs",
@@ -186,10 +183,10 @@ HAZARDS = (
     Hazard(
         room="h10_step_prologue_trim",
         what="a torn launch counts as made, so the equal ones that would mend it are skipped",
-        symptoms={"step-prologue-trim": "the same for many steps, with upstream's step-prologue trim"},
+        symptoms={"step-prologue-trim": "the same for many steps, in a build with the step-prologue trim"},
         not_on={
-            "device": "its torn launch is that of H2; what keeps it is a record of upstream's",
-            "installed": "`offsets-v2` shows the torn launch, and `reproduce H10` that it stays",
+            "device": "the torn launch is that of H2, and what keeps it is a record on the host",
+            "installed": "`offsets-v2` shows the torn launch; `reproduce H10` shows that it stays",
             "engine": "it skips no launch",
         },
     ),
@@ -207,9 +204,9 @@ HAZARDS = (
     Hazard(
         room="h17_partial_copies",
         what="a block that a prompt matches in part is overwritten in the host tier before it is copied",
-        symptoms={"partial-copies": "another user's text in answers, with V1's own host tier"},
+        symptoms={"partial-copies": "wrong answers, or another user's text in them, with `host_cache_size` above 0"},
         not_on={
-            "device": "books alone, which no device reads: the copy itself is in order",
+            "device": "only bookkeeping of the host goes wrong; the copy itself is in order",
             "engine": "its manager holds the block that it copies from",
         },
     ),

@@ -42,11 +42,14 @@ STATES = {
 }
 
 
+HOST_TIER = "a host tier"  # of Answer.only_with; upstream's own, which a server's file shows
+
+
 @dataclass(frozen=True)
 class Answer:
     state: State
     reason: str  # what was seen, in one line, for `doctor` and the log
-    only_with_host_tier: bool = False  # upstream's own
+    only_with: str = ""  # what a server must have to be hit, where the probe cannot see whether it has it
 
 
 @dataclass(frozen=True)

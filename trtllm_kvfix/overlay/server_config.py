@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # The options by which trtllm-serve and trtllm-bench take the file, whatever its name ends in.
 OPTIONS = ("--config", "--extra_llm_api_options")
+DYNAMO_OPTION = "--extra-engine-args"
+SUFFIXES = (".yaml", ".yml")
 
 
 def file_of(document: Any, named: Iterable[Any]) -> Path | None:
@@ -101,6 +103,21 @@ def settings_for(command: Iterable[str], environ: Mapping[str, str]) -> Settings
     return settings
 
 
+def refuse_absent(command: Iterable[str]) -> None:
+    """Refuse a command whose server has a file that is not there: what `doctor` said would be about a server without
+    it. `run` leaves such a file to the command, which may make it, or change its folder."""
+    command = list(command)
+    is_upstreams = any(Path(word).name.startswith("trtllm-") for word in command)
+    for option, file in _named(command):
+        if option not in (*OPTIONS, DYNAMO_OPTION) or not (is_upstreams or file.endswith(SUFFIXES)):
+            continue  # what a program of somebody else calls its configuration need not be a file
+        if file and not file.startswith("-") and not _exists(file):
+            raise SettingsError(
+                f"{option} is {file}, which does not exist (the folder is {Path.cwd()}): write its whole path, or "
+                "leave the option out for an answer about a server without this file"
+            )
+
+
 def end(error: SettingsError) -> NoReturn:
     """In a command of the server, end it with the error in one line; elsewhere, raise."""
     click = sys.modules.get("click")
@@ -133,21 +150,34 @@ def documents(command: Iterable[str]) -> Iterator[tuple[Path, dict[Any, Any]]]:
 
 def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:
     """Files that may be the server's, each with the option that names it, if one of OPTIONS does."""
+    for option, file in _named(arguments):
+        if (option in OPTIONS or file.endswith(SUFFIXES)) and _is_file(file):
+            yield option if option in OPTIONS else None, Path(file)
+
+
+def _named(arguments: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Each argument, behind the word that may be its option."""
     before = ""
     for argument in arguments:
         text = argument if isinstance(argument, str) else ""
         name, equals, value = text.partition("=")
         # A path may have an = of its own.
-        option, file = (name, value) if equals and not _is_file(text) else (before, text)
+        yield (name, value) if equals and not _is_file(text) else (before, text)
         before = text
-        if (option in OPTIONS or file.endswith((".yaml", ".yml"))) and _is_file(file):
-            yield option if option in OPTIONS else None, Path(file)
 
 
 def _is_file(name: str) -> bool:
     """False where the system takes no such name: a shell's script, which is one argument, may be long."""
     try:
         return Path(name).is_file()
+    except OSError:
+        return False
+
+
+def _exists(name: str) -> bool:
+    """True also for what is there and no file, such as a pipe of the shell (`<(...)`), which is not read here."""
+    try:
+        return Path(name).exists()
     except OSError:
         return False
 

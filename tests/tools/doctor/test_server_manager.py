@@ -6,6 +6,7 @@ import pytest
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.probe_answers import needed
+from trtllm_kvfix.overlay.fix import HOST_TIER
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 from trtllm_kvfix.tools.doctor.server_manager import FILE, SETTING, of_default, of_server
 
@@ -122,5 +123,5 @@ def test_a_host_tier_is_known_where_a_file_speaks_of_the_cache(
     found = of_server(upstream(tmp_path, config("= False")), files)
     assert found.has_host_tier is has_host_tier
     fix = FIXES["partial-copies"]
-    assert found.needs(fix, needed("", only_with_host_tier=True)) is (has_host_tier is not False)
+    assert found.needs(fix, needed("", only_with=HOST_TIER)) is (has_host_tier is not False)
     assert found.needs(fix, needed(""))

@@ -248,7 +248,9 @@ def probe(up: Upstream) -> Answer:
         return absent("there is no V1 KV-cache manager over a bound one")
     if stores_by_position(up):
         strange = _strange(up, CALLED_BY_POSITION, READ_BY_POSITION)
-        return unknown(strange) if strange else needed("a load that a connector has not finished counts as computed")
+        if strange:
+            return unknown(strange)
+        return needed("a load that a connector has not finished counts as computed", only_with="a connector")
     if not up.binds("add_sequence"):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
     strange = _strange(up, CALLED, READ)

@@ -179,7 +179,10 @@ def probe(up: Upstream) -> Answer:
     for path, count in CALLED.items():
         if not takes(up, up.attribute(module, path), SELF, *[SELF] * count):
             return unknown(f"{path} is not there, or cannot be called as upstream is known to call it")
-    return needed("a connector's prefix may pass pages of a window that nobody has written, and they are reused")
+    return needed(
+        "a connector's prefix may pass pages of a window that nobody has written, and they are reused",
+        only_with="a connector",
+    )
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface

@@ -197,7 +197,10 @@ def probe(up: Upstream) -> Answer:
             return unknown(f"there is no {path}")
         if not takes(up, function, SELF, *[SELF] * places, **dict.fromkeys(names, SELF)):
             return unknown(f"{path} cannot be called as upstream is known to call it")
-    return needed("host tables that a CUDA graph reads are rewritten while its replay may be pending")
+    return needed(
+        "host tables that a CUDA graph reads are rewritten while its replay may be pending",
+        only_with="LoRA on routed experts",
+    )
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface

@@ -18,7 +18,7 @@ from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed,
 from trtllm_kvfix.hazards.h17_partial_copies import simulated as h17
 from trtllm_kvfix.log import log
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.fix import HOST_TIER, Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
 
@@ -123,7 +123,7 @@ def probe(up: Upstream) -> Answer:
         return needed("no step waits for the copy of a block that matches in part")
     return needed(
         "with a host tier, a block that matches in part may be overwritten before it is copied",
-        only_with_host_tier=True,
+        only_with=HOST_TIER,
     )
 
 

@@ -100,6 +100,7 @@ def as_the_server(settings: "Settings", command: Sequence[str], *, runs_here: bo
 
     if runs_here:
         launch.checked(command)
+    server_config.refuse_absent(command)
     return server_config.settings_for(command, environment() | as_variables(settings))
 
 
@@ -118,7 +119,7 @@ def doctor(settings: "Settings", as_json: bool, verbose: bool, source: Path | No
 
     COMMAND may be the one that starts the server. It is not run. Its YAML file counts, as it will in the server: the
     section `kvfix:`, and the KV cache manager that it chooses. Servers that run already are another matter then, and
-    not looked at.
+    not looked at. A file that cannot be read, or does not exist, is refused with exit code 2.
 
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
     its self-test, a fix that this TensorRT-LLM needs would not reach a server that is started from here, a probe cannot

@@ -175,7 +175,7 @@ def described_fixes(
             "hazard": fix.hazard,
             "upstream": list(fix.upstream),
             "only_for": fix.only_for,
-            "only_with_host_tier": status.answer is not None and status.answer.only_with_host_tier,
+            "only_with": "" if status.answer is None else status.answer.only_with,
             "matters": not needless,
             "lack": None if needless else _lack_word(status, hook, forced=forced),
             "outlook": not_needed(status, needless) if needless else outlook(status, hook),

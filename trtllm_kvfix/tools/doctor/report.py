@@ -4,7 +4,7 @@ it follows. Nothing is examined here."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.overlay.fix import HOST_TIER, State
 from trtllm_kvfix.overlay.prologue_trim import VARIABLE
 from trtllm_kvfix.plurals import form, listed, number_of
 from trtllm_kvfix.settings import ENV_ENABLED
@@ -16,13 +16,14 @@ LINES_MAX = 10  # after the verdict
 UNKNOWN = "unknown"  # a variant
 NOT_FIXED, PARTLY_FIXED = "NOT FIXED", "PARTLY FIXED"
 MORE = "Facts, reasons and buffers: trtllm-kvfix doctor --verbose"
-# Without kernels for the GPU the fixes hold, and some are slower. Figures: docs/benchmarks.md (What bounds it) and
-# docs/offload.md (Speed), on an H200.
+# Without kernels for the GPU the fixes hold, some are slower, and there is no canary. Figures: docs/benchmarks.md (What
+# bounds it) and docs/offload.md (Speed), on an H200.
 COSTS = (
     "the CPU copies tables of block offsets of 64 KiB or more; from 16 MiB on, that takes 1.6 to 2.9 times as long",
     "block offsets of V2 managers travel as two tables, where one is enough",
     "the offload connector stores blocks of 16 KiB at 34 GB/s instead of 49, and loads them at 27 instead of 42",
     "`verify` shows the order of operations on the simulated device, and nothing about this GPU",
+    "the canary (`kvfix.canary`) stands down when it begins, and sees nothing",
 )
 CURE = "build it where nvcc 12 or newer is in PATH or in CUDA_HOME: pip install . -C cmake.define.KVFIX_KERNELS=ON"
 CANNOT_SEE = (
@@ -70,8 +71,10 @@ def verdict(report: Mapping[str, Any]) -> str:
 
 
 def _hazard(fix: Mapping[str, Any], overlay: Mapping[str, Any]) -> str:
-    has_host_tier = overlay["manager"]["has_host_tier"] or not fix["only_with_host_tier"]
-    return str(fix["hazard"]) if has_host_tier else f"{fix['hazard']} (with a host tier)"
+    """With what a server must have to be hit, where doctor has not seen that it has it."""
+    only_with = fix["only_with"]
+    has_it = not only_with or (only_with == HOST_TIER and overlay["manager"]["has_host_tier"])
+    return str(fix["hazard"]) if has_it else f"{fix['hazard']} (with {only_with})"
 
 
 def _hits(overlay: Mapping[str, Any]) -> list[Mapping[str, Any]]:

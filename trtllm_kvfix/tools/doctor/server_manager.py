@@ -16,14 +16,14 @@ from typing import Any
 
 from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.overlay import releases, server_config
-from trtllm_kvfix.overlay.fix import Answer, Fix, Manager
+from trtllm_kvfix.overlay.fix import HOST_TIER, Answer, Fix, Manager
 from trtllm_kvfix.overlay.upstream import V2_PLACES
 
 FILE = "llmapi/llm_args.py"
 CLASS = "KvCacheConfig"
 SETTING = "use_kv_cache_manager_v2"
 AUTO = "auto"  # the model chooses
-HOST_TIER = "host_cache_size"
+HOST_TIER_SETTING = "host_cache_size"
 HOST_TIER_REPAIRED = "1.3.0rc14"
 
 
@@ -42,7 +42,7 @@ class ServerManager:
         """Why it could not: what stands behind "not needed"."""
         if fix.only_for is not None and self.name not in (None, fix.only_for):
             return f"for {self.name}"
-        needs_host_tier = answer is not None and answer.only_with_host_tier
+        needs_host_tier = answer is not None and answer.only_with == HOST_TIER
         return "without a host tier" if needs_host_tier and self.has_host_tier is False else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def host_tier_warning(version: str | None, manager: ServerManager, command: Iter
 def _host_tier(sections: Iterable[tuple[Path, Mapping[str, Any]]]) -> str:
     """Which file gives it a size, in words. Nothing: none does, and by default there is none."""
     for file, section in sections:
-        if HOST_TIER in section:
-            size = section[HOST_TIER]
+        if HOST_TIER_SETTING in section:
+            size = section[HOST_TIER_SETTING]
             has_size = isinstance(size, int | float) and size > 0
-            return f"{file.name} sets {HOST_TIER}: {size}" if has_size else ""
+            return f"{file.name} sets {HOST_TIER_SETTING}: {size}" if has_size else ""
     return ""
 
 
