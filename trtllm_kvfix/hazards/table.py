@@ -71,7 +71,8 @@ HAZARDS = (
         what="the tables that the V2 manager's gather kernel reads are refilled while it reads them",
         symptoms={
             "staged-offsets-v2": (
-                "garbled text, words of another user's answer, or `an illegal memory access was encountered`, under load"
+                "garbled text, words of another user's answer, or `an illegal memory access was encountered`, under "
+                "load"
             ),
         },
         scene=Scene(
