@@ -2,15 +2,12 @@
 
 #include <csignal>
 #include <cstdint>
-#include <cstring>
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "hostrace/copies.h"
 #include "hostrace/errno_kept.h"
-#include "hostrace/maps.h"
 #include "hostrace/memory_calls.h"
 #include "hostrace/thread.h"
 
@@ -107,12 +104,9 @@ void host_alloc(const Call& call, void** result, std::size_t bytes) { pinned(cal
 
 // Code that is in there would not run any more where we have opened a page again, and handlers have to find their stack.
 void leave_code_and_stack_alone(Watcher& watch, Span registered) {
-    each_mapped([&](const Mapped& part) {
-        if (part.meets(registered) && std::strncmp(part.rights, "rw-", 3) != 0) {
-            leave_alone(watch,
-                        pages_around({std::max(part.begin, registered.begin), std::min(part.end, registered.end)}));
-        }
-    });
+    for (const Span part : watch.guard.with_other_rights(registered)) {
+        leave_alone(watch, pages_around(part));
+    }
     stack_t stack{};
     if (sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
         leave_alone(stack.ss_sp, stack.ss_size);

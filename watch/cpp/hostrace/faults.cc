@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <cerrno>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -13,6 +14,7 @@
 #include "hostrace/interpose.h"
 #include "hostrace/libc.h"
 #include "hostrace/machine.h"
+#include "hostrace/maps.h"
 #include "hostrace/stacks.h"
 #include "hostrace/thread.h"
 #include "hostrace/watcher.h"
@@ -297,6 +299,16 @@ bool ProcessPages::protect(std::uintptr_t begin, std::size_t bytes, Protection p
         flags = protection == Protection::open ? PROT_READ | PROT_WRITE : PROT_READ;
     }
     return libc::mprotect(reinterpret_cast<void*>(begin), bytes, flags) == 0;
+}
+
+std::vector<Span> ProcessPages::with_other_rights(Span span) {
+    std::vector<Span> found;
+    each_mapped([&](const Mapped& part) {
+        if (part.meets(span) && std::strncmp(part.rights, "rw-", 3) != 0) {
+            found.push_back({std::max(part.begin, span.begin), std::min(part.end, span.end)});
+        }
+    });
+    return found;
 }
 
 bool is_ours(int signal) {

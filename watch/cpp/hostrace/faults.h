@@ -12,6 +12,7 @@ namespace hostrace {
 class ProcessPages final : public Pages {
   public:
     bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) override;
+    std::vector<Span> with_other_rights(Span span) override;
 };
 
 // False where this machine's signals cannot be handled. Without `can_step` a page stays open behind a neighbour's

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "hostrace/counts.h"
 #include "hostrace/owned_lock.h"
@@ -18,6 +19,8 @@ enum class Protection : std::uint8_t { open, read_only, closed };
 class Pages {
   public:
     virtual bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) = 0;
+    // The parts that are not there to be read and written alone, such as code. They would not be again what they were.
+    virtual std::vector<Span> with_other_rights(Span span) = 0;
 
   protected:
     ~Pages() = default;
@@ -58,6 +61,7 @@ class Guard {
 
     // With `hold`, a use that was raced for stays guarded until release() is called for it.
     Guard(Pages& pages, Counts& counts, bool hold) : counts_(counts), pages_(pages), hold_(hold) {}
+    std::vector<Span> with_other_rights(Span span) { return pages_.with_other_rights(span); }
 
     // False where there is no room, or the pages refuse: the use is not watched then. Else it has the size of its pages.
     bool add(Use& use);

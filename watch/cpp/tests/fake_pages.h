@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "hostrace/guard.h"
 
@@ -32,6 +33,7 @@ class FakePages final : public Pages {
         }
         return true;
     }
+    std::vector<Span> with_other_rights(Span) override { return {}; }
     Protection of(std::uintptr_t address) {
         const std::lock_guard held(mutex_);
         return pages_[address & ~(kPage - 1)];
