@@ -335,17 +335,20 @@ void Guard::apply_uses() {
 void Guard::close(const Opening& opening) {
     const std::lock_guard<OwnedLock> held(lock_);
     if (opening.pages == kEverything) {
-        all_open_here -= std::min<std::size_t>(all_open_here, 1);
-        if (all_open_ != 0 && --all_open_ == 0) {
-            apply_uses();
-        }
-        return;
+        return close_all_locked();
     }
     for (std::size_t at = 0; at < openings_end_; ++at) {
         if (openings_[at] == opening && openers_[at] == this_thread()) {
             close_at(at);
             break;
         }
+    }
+}
+
+void Guard::close_all_locked() {
+    all_open_here -= std::min<std::size_t>(all_open_here, 1);
+    if (all_open_ != 0 && --all_open_ == 0) {
+        apply_uses();
     }
 }
 
@@ -365,10 +368,7 @@ void Guard::abandon() {
         }
     }
     while (all_open_here != 0) {
-        --all_open_here;
-        if (all_open_ != 0 && --all_open_ == 0) {
-            apply_uses();
-        }
+        close_all_locked();
     }
 }
 

@@ -129,6 +129,7 @@ class Guard {
     void remove_id(std::uint64_t id);
     bool open_for(const Opening& opening);
     Opening open_all_locked();
+    void close_all_locked();
     void close_at(std::size_t at);
     void apply_uses();
     void retire_locked();

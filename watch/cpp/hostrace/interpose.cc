@@ -71,12 +71,6 @@ void leave_stack_alone(const pthread_attr_t* attributes) {
     }
 }
 
-void leave_calls(void*) {
-    if (Watcher* watch = watcher()) {
-        watch->guard.abandon();
-    }
-}
-
 void* started(void* raw) {
     auto* given = static_cast<Start*>(raw);
     const Start start = *given;
@@ -89,7 +83,7 @@ void* started(void* raw) {
     self().parent_python = start.parent_python;
     // Where the thread is cancelled, nothing else of ours runs: what it waited in had pages opened.
     void* result = nullptr;
-    pthread_cleanup_push(leave_calls, nullptr);
+    pthread_cleanup_push([](void*) { leave_calls(); }, nullptr);
     result = start.routine(start.argument);
     pthread_cleanup_pop(1);
     return result;

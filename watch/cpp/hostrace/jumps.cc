@@ -50,13 +50,6 @@ void take_up(std::uint64_t blocked) {
     send_what_waited();
 }
 
-// Out of a call that a handler has interrupted, perhaps: what was open for it would stay so.
-void leave_calls() {
-    if (Watcher* watch = watcher(); watch != nullptr && !watch->guard.locked_by_me()) {
-        watch->guard.abandon();
-    }
-}
-
 [[noreturn]] void jump(Next<void(__jmp_buf_tag*, int)>& next, __jmp_buf_tag* to, int value) {
     if (to->__mask_was_saved != 0) {
         const Words& mask = words_of(to->__saved_mask);
@@ -64,7 +57,7 @@ void leave_calls() {
     } else {
         handler_is_left();
     }
-    leave_calls();
+    leave_calls();  // a handler has interrupted one, perhaps: what was open for it would stay so
     next(to, value);
     __builtin_unreachable();
 }

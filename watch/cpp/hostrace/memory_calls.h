@@ -74,6 +74,9 @@ void leave_alone(Watcher& watch, Span span);
 // The same of whatever is pinned there.
 void leave_alone(const void* begin, std::size_t bytes);
 
+// This thread comes back to none of the calls that it is in.
+void leave_calls();
+
 // Around a call into the kernel, by its number; other calls cost nothing.
 class MemoryCall {
   public:

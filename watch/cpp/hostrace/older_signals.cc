@@ -1,6 +1,6 @@
-// What the C library had for signals before sigaction and sigprocmask, and what takes signals without a handler, or gives handlers a stack. Its own
-// functions call one another past us, so that theirs would take our handlers away, or block what has to reach us. Here
-// they are made of those two.
+// What the C library had for signals before sigaction and sigprocmask, and what takes signals without a handler, or gives
+// handlers a stack. Its own functions call one another past us, so that theirs would take our handlers away, or block what
+// has to reach us. Here they are made of those two.
 #include <csignal>
 #include <cstring>
 

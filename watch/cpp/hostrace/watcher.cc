@@ -137,6 +137,12 @@ void leave_alone(const void* begin, std::size_t bytes) {
     }
 }
 
+void leave_calls() {
+    if (Watcher* watch = watcher(); watch != nullptr && !watch->guard.locked_by_me()) {
+        watch->guard.abandon();
+    }
+}
+
 Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, bool order, bool gates, Pages& pages)
     : hold_ns(hold_limit_ns),
       by_order(order),
