@@ -307,7 +307,7 @@ PROGRAM(sigsuspend_with_everything_else_blocked) {
 // Memory of the heap's kind: one page, in which only the second half is registered, and a copy into it is in flight.
 struct Shared {
     Shared() {
-        page = static_cast<char*>(mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        page = mapped(4 * kPage);
         cuda.pin(page + 2048, 512);
         cuda.close();
         cuda.fetch(page + 2048, 512);
@@ -595,7 +595,7 @@ PROGRAM(fault_that_the_program_mends) {
 PROGRAM(fault_in_memory_that_the_program_protects) {
     static char* own;
     Pinned pinned;
-    own = static_cast<char*>(mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    own = mapped(kPage, PROT_NONE);
     struct sigaction action{};
     action.sa_flags = SA_SIGINFO;
     action.sa_sigaction = [](int, siginfo_t* info, void*) {
@@ -788,17 +788,13 @@ PROGRAM(sandbox_that_kills_for_rare_calls) {
 
 // Sources that nobody pinned, which the program may do with as it likes when the call has returned.
 constexpr std::size_t kSource = std::size_t{256} << 10;
-char* mapped(int protection, void* at = nullptr) {
-    const int fixed = at == nullptr ? 0 : MAP_FIXED;
-    return static_cast<char*>(mmap(at, kSource, protection, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0));
-}
 PROGRAM(source_whose_place_becomes_code) {
     Cuda cuda;
-    char* memory = mapped(PROT_READ | PROT_WRITE);
+    char* memory = mapped(kSource);
     cuda.close();
     cuda.promise(memory, kSource);
     munmap(memory, kSource);
-    mapped(PROT_READ | PROT_WRITE, memory);
+    mapped(kSource, PROT_READ | PROT_WRITE, kOfItsOwn | MAP_FIXED, memory);
     std::memcpy(memory + kPage, kReturnsSeven.data(), kReturnsSeven.size());
     __builtin___clear_cache(memory + kPage, memory + 2 * kPage);
     mprotect(memory, kSource, PROT_READ | PROT_EXEC);
@@ -834,7 +830,7 @@ PROGRAM(source_on_a_stack_that_goes_on) {
 }
 PROGRAM(source_that_is_never_written) {
     Cuda cuda;
-    char* memory = mapped(PROT_READ);
+    char* memory = mapped(kSource, PROT_READ);
     cuda.promise(memory, kSource);
     cuda.wait();
     say("read", memory[9]);
@@ -843,7 +839,7 @@ PROGRAM(source_that_is_never_written) {
 }
 PROGRAM(source_into_which_a_raw_call_reads) {
     Cuda cuda;
-    char* memory = mapped(PROT_READ | PROT_WRITE);
+    char* memory = mapped(kSource);
     const Pair pair(SOCK_STREAM);
     cuda.close();
     cuda.promise(memory, kSource);
@@ -1066,7 +1062,7 @@ PROGRAM(ring_with_buffers_in_pinned_memory) {
                 unsigned count = 4;
                 unsigned short group = 0, flags = 0;
                 std::array<unsigned long, 3> none{};
-            } ring_of_buffers{mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)};
+            } ring_of_buffers{mapped(kPage)};
             auto* const first = static_cast<Buffer*>(const_cast<void*>(ring_of_buffers.buffers));
             say_raw("buffers", SYS_io_uring_register, ring, kRingOfBuffers, address(&ring_of_buffers), 1);
             first->address = static_cast<unsigned long>(address(page));
@@ -1132,7 +1128,7 @@ PROGRAM(sandbox_that_asks_the_program) {
 }
 PROGRAM(raw_call_beside_registered_memory) {
     Cuda cuda;
-    char* memory = mapped(PROT_READ | PROT_WRITE);
+    char* memory = mapped(kSource);
     const Pair pair(SOCK_STREAM);
     cuda.pin(memory + 100, 2 * kPage);
     cuda.close();

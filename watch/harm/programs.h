@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -83,6 +84,13 @@ void say_raw(const char* what, Arguments... arguments) {
     errno = kErrno;
     const long result = raw(arguments...);
     std::printf("%s %ld%s\n", what, result, errno == kErrno ? "" : ", and it set errno");
+}
+
+// Memory that nobody has pinned yet.
+constexpr int kOfItsOwn = MAP_PRIVATE | MAP_ANONYMOUS;
+inline char* mapped(std::size_t bytes, int protection = PROT_READ | PROT_WRITE, int flags = kOfItsOwn,
+                    void* at = nullptr) {
+    return static_cast<char*>(mmap(at, bytes, protection, flags, -1, 0));
 }
 
 // Until the thread waits in the kernel in this system call.

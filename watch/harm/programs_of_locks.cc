@@ -369,7 +369,7 @@ PROGRAM(waits_for_what_is_registered_meanwhile) {
         pthread_cond_t condition;
         bool told;
     };
-    auto& both = *static_cast<Both*>(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    auto& both = *reinterpret_cast<Both*>(mapped(kPage));
     Cuda cuda;
     woken(
         [&] {
@@ -393,9 +393,7 @@ PROGRAM(waits_for_what_is_registered_meanwhile) {
     return 0;
 }
 
-char* shared_memory() {
-    return static_cast<char*>(mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-}
+char* shared_memory() { return mapped(kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS); }
 PROGRAM(mutex_that_two_processes_share) {
     char* const page = shared_memory();
     auto& mutex = *reinterpret_cast<pthread_mutex_t*>(page);

@@ -34,10 +34,6 @@ struct Faults {
     static inline int count = 0;
 };
 
-char* mapped(int flags = MAP_PRIVATE | MAP_ANONYMOUS) {
-    return static_cast<char*>(mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, flags, -1, 0));
-}
-
 // Registered memory of the program. The device writes its second page, and reads its sixth, until it is waited for.
 struct Registered {
     explicit Registered(char* at) : memory(at) {
@@ -67,7 +63,7 @@ struct Registered {
 
 template <typename Protect>
 int protects(Protect protect) {
-    Registered own(mapped());
+    Registered own(mapped(kPages * kPage));
     for (const int protection : {PROT_READ, PROT_NONE, PROT_READ | PROT_WRITE}) {
         say("protect", protect(own.memory, kPages * kPage, protection));
         own.cuda.finish();
@@ -99,8 +95,7 @@ PROGRAM(protects_pinned_memory_at_many_places) {
     Cuda cuda;
     const Faults faults;
     constexpr std::size_t kMany = 200;
-    auto* memory =
-        static_cast<char*>(mmap(nullptr, kMany * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    auto* memory = mapped(kMany * kPage);
     cuda.pin(memory, kMany * kPage);
     cuda.close();
     cuda.send(memory, kMany * kPage);
@@ -119,7 +114,7 @@ PROGRAM(protects_pinned_memory_at_many_places) {
 // Other memory stands in the place of pinned memory that was unmapped while the device used it.
 PROGRAM(unmaps_pinned_memory) {
     for (const bool by_number : {false, true}) {
-        Registered own(mapped());
+        Registered own(mapped(kPages * kPage));
         say("unmap",
             by_number ? raw(SYS_munmap, address(own.memory), kPages * kPage) : munmap(own.memory, kPages * kPage));
         own.map_over(PROT_READ);
@@ -130,16 +125,16 @@ PROGRAM(unmaps_pinned_memory) {
     return 0;
 }
 PROGRAM(maps_over_pinned_memory) {
-    Registered own(mapped());
+    Registered own(mapped(kPages * kPage));
     own.map_over(PROT_NONE);
     own.cuda.finish();
     own.say_faults("in its place");
     return 0;
 }
 PROGRAM(moves_pinned_memory) {
-    Registered own(mapped());
+    Registered own(mapped(kPages * kPage));
     char* const old = own.memory;
-    char* const place = mapped();
+    char* const place = mapped(kPages * kPage);
     std::memset(own.memory, 7, kPage);
     own.memory = static_cast<char*>(mremap(old, kPages * kPage, kPages * kPage, MREMAP_MAYMOVE | MREMAP_FIXED, place));
     say("moved", own.memory == place);
@@ -162,7 +157,7 @@ PROGRAM(detaches_pinned_memory) {
 
 // The kernel looks into the pages for the program, whoever protects them meanwhile.
 PROGRAM(locks_and_advises_pinned_memory) {
-    Registered own(mapped());
+    Registered own(mapped(kPages * kPage));
     const std::size_t bytes = kPages * kPage;
     say("mlock", mlock(own.memory, bytes));
     say("munlock", munlock(own.memory, bytes));
@@ -187,7 +182,7 @@ PROGRAM(locks_and_advises_pinned_memory) {
     return 0;
 }
 PROGRAM(locks_and_advises_by_a_raw_call) {
-    Registered own(mapped());
+    Registered own(mapped(kPages * kPage));
     constexpr long bytes = kPages * kPage;
     say("mlock", raw(SYS_mlock, address(own.memory), bytes));
     say("madvise", raw(SYS_madvise, address(own.memory), bytes, MADV_POPULATE_WRITE));
@@ -196,7 +191,7 @@ PROGRAM(locks_and_advises_by_a_raw_call) {
     return 0;
 }
 PROGRAM(removes_shared_pinned_memory) {
-    Registered own(mapped(MAP_SHARED | MAP_ANONYMOUS));
+    Registered own(mapped(kPages * kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS));
     own.memory[0] = 5;
     say("madvise", madvise(own.memory, kPages * kPage, MADV_REMOVE));
     say("data", own.memory[0]);
@@ -205,7 +200,7 @@ PROGRAM(removes_shared_pinned_memory) {
     return 0;
 }
 PROGRAM(child_without_pinned_memory) {
-    Registered own(mapped());
+    Registered own(mapped(kPages * kPage));
     say("madvise", madvise(own.memory, kPages * kPage, MADV_DONTFORK));
     std::fflush(stdout);
     const pid_t child = fork();

@@ -1,6 +1,5 @@
 // Programs that run on pinned memory: their threads' stacks, those of contexts and of handlers, what is saved of them, and
 // code. The kernel needs room on a stack before any handler starts there.
-#include <sys/mman.h>
 #include <ucontext.h>
 #include <csetjmp>
 #include <csignal>
@@ -11,10 +10,6 @@ namespace harm {
 namespace {
 
 constexpr std::size_t kStack = std::size_t{256} << 10;
-
-char* mapped(int protection = PROT_READ | PROT_WRITE) {
-    return static_cast<char*>(mmap(nullptr, kStack, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-}
 
 // What a part of a program runs on, with a buffer on it that the device fills meanwhile.
 struct Inside {
@@ -66,7 +61,7 @@ PROGRAM(stack_of_a_thread_in_pinned_memory) {
 PROGRAM(stack_that_its_thread_registers) {
     Cuda cuda;
     inside.cuda = &cuda;
-    const pthread_t thread = thread_on(mapped(), [](void* stack) -> void* {
+    const pthread_t thread = thread_on(mapped(kStack), [](void* stack) -> void* {
         std::array<char, 256> buffer{};
         inside.cuda->use();
         inside.cuda->pin(stack, kStack);
@@ -121,7 +116,7 @@ PROGRAM(stack_for_handlers_in_pinned_memory) {
 }
 PROGRAM(stack_for_handlers_that_is_registered) {
     Cuda cuda;
-    char* const memory = mapped();
+    char* const memory = mapped(kStack);
     const stack_t stack{memory, 0, kStack};
     say("stack", sigaltstack(&stack, nullptr));
     cuda.pin(memory, kStack);
@@ -168,7 +163,7 @@ PROGRAM(masks_of_jumps_in_pinned_memory) {
 }
 PROGRAM(code_in_registered_memory) {
     Cuda cuda;
-    char* const memory = mapped(PROT_READ | PROT_WRITE | PROT_EXEC);
+    char* const memory = mapped(kStack, PROT_READ | PROT_WRITE | PROT_EXEC);
     std::memcpy(memory + 1024, kReturnsSeven.data(), kReturnsSeven.size());
     __builtin___clear_cache(memory, memory + kPage);
     const auto run = reinterpret_cast<int (*)()>(memory + 1024);

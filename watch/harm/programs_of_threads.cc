@@ -1,5 +1,4 @@
 // Programs whose threads are ended by others, are started by the C library, or get signals of real time.
-#include <sys/mman.h>
 #include <csignal>
 #include <ctime>
 
@@ -52,8 +51,7 @@ PROGRAM(cancelled_before_it_registers) {
         &thread, nullptr,
         [](void*) -> void* {
             its->use();
-            char* const memory = static_cast<char*>(
-                mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+            char* const memory = mapped(4 * kPage);
             pthread_cancel(pthread_self());
             its->pin(memory + 64, 2 * kPage);
             times = -1;

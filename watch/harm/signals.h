@@ -19,7 +19,7 @@ inline int handled = 0;
 // The program's own fault, which it mends: it protects a page, and opens it in its handler.
 [[gnu::optimize("non-call-exceptions")]] inline void fault() {
     if (own_page == nullptr) {
-        own_page = static_cast<char*>(mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        own_page = mapped(kPage, PROT_NONE);
     }
     mprotect(own_page, kPage, PROT_NONE);
     *static_cast<volatile char*>(own_page) = 1;
