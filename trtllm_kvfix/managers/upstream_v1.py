@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.managers.watching import (
-    CONNECTOR,
     CROSS_ATTENTION,
     Find,
     Method,
@@ -35,8 +34,6 @@ LOOKED_AT = (
 
 def reasons(manager: Any) -> Iterator[str]:
     """Why this cache cannot be watched; none if it can."""
-    if manager.kv_connector_manager is not None:
-        yield CONNECTOR
     if manager.is_draft:
         yield "the cache is a draft model's, whose positions are not those of the answer"
     if "CROSS" in str(manager.kv_cache_type):

@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.managers.watching import (
-    CONNECTOR,
     CROSS_ATTENTION,
     DRAFT_LAYERS,
     Find,
@@ -37,8 +36,6 @@ LOOKED_AT = (
 
 
 def reasons(manager: Any) -> Iterator[str]:
-    if manager.kv_connector_manager is not None:
-        yield CONNECTOR
     if manager.is_draft or getattr(manager, "draft_layer_ids", ()):
         yield DRAFT_LAYERS
     if "CROSS" in str(getattr(manager, "kv_cache_type", "")):

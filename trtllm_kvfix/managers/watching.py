@@ -37,7 +37,7 @@ class Watchable:
     methods: Mapping[str, Callable[[Find, Method], Method]]  # that the canary hears, and how
     also_needs: tuple[str, ...]  # methods of it
     looked_at: tuple[str, ...]  # attributes of a manager
-    reasons: Callable[[Any], Iterator[str]]  # why a manager that has all of this cannot be watched
+    reasons: Callable[[Any], Iterator[str]]  # why a manager of this class that has all of this cannot be watched
     watch: "Callable[[Any, Settings], Any]"
 
     def why_unknown(self, manager: Any) -> str:
@@ -50,8 +50,12 @@ class Watchable:
 
     def why_not(self, manager: Any) -> Iterator[str]:
         """None if it can be watched."""
-        unknown = self.why_unknown(manager)
-        return iter([unknown]) if unknown else self.reasons(manager)
+        if unknown := self.why_unknown(manager):
+            yield unknown
+            return
+        if manager.kv_connector_manager is not None:
+            yield CONNECTOR
+        yield from self.reasons(manager)
 
 
 def _has(manager: Any, dotted: str) -> bool:
