@@ -376,13 +376,12 @@ class _PrivateRows:
     def __init__(self, manager: Any, names: Iterable[str], mapper: Any) -> None:
         self._manager, self._names, self._mapper = manager, names, mapper
         self._tables: dict[str, Any] = {}  # the manager's own, once it has others
-        self._answered = False
 
     def end(self) -> None:
         """The call is over: the manager has what it had. Where it got no private rows, its copies have run."""
         if self._mapper is not None:
             vars(self._manager).update(self._tables, index_mapper=self._mapper)
-        if not self._answered:
+        if not self._tables:
             finish()
 
     def get_copy_index(self, *args: Any, **kwargs: Any) -> Any:
@@ -395,7 +394,7 @@ class _PrivateRows:
             tried.fault(error)
             return index
         tried.in_a_row = 0
-        self._tables, self._answered = live, True
+        self._tables = live
         vars(self._manager).update(fresh)
         return rows
 
