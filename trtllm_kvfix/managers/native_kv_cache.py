@@ -166,8 +166,8 @@ class NativeKvCache:
     def release_pools(self) -> None:
         """Upstream may ask twice. Each part ends, the last one first, also where another raises."""
         if self._has_pools:
+            self._has_pools = False
             with ExitStack() as stack:
-                stack.callback(setattr, self, "_has_pools", False)
                 stack.callback(self._memory.release)
                 if self._watch is not None:
                     stack.callback(self._watch.close)
