@@ -114,10 +114,17 @@ def simulated() -> Iterator[LateDevice]:
         "mem_get_info": lambda *_: (1 << 34, 1 << 35),
         "empty_cache": lambda: None,
     }
+    # What a torch with CUDA has besides, and asks a driver for.
+    shortcuts = {
+        "_cuda_getCurrentRawStream": lambda index: current_stream(index).cuda_stream,
+        "_cuda_getDevice": lambda: 0,
+    }
     depth = len(_default)
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for name, value in shortcuts.items():
+            stack.enter_context(mock.patch.object(torch._C, name, value, create=True))
         for name in ("range", "range_push", "range_pop"):
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, nothing))
         stack.enter_context(awaited(device))
