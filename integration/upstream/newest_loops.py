@@ -6,10 +6,11 @@ or does nothing: disaggregation, statistics, encoders, drafters, other ranks.
 
 import __future__
 
+import ast
 import linecache
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,17 @@ from tests.torture.v2_attack import Attack
 PATH = "tensorrt_llm/_torch/pyexecutor/py_executor.py"
 ERA = "O"
 LOOPS = ("_executor_loop", "_executor_loop_overlap", "_prepare_and_schedule_batch")
+# What runs of upstream's. The rest of the executor is the stand-in's, also where the excerpts have upstream's.
+RUN = (
+    *LOOPS, "_release_unused_connector_reservations", "_kv_connector_start_batch",
+    "_defer_connector_load_cancellations", "_kv_connector_terminate_requests", "_finish_connector_load_termination",
+    "_kv_connector_wait_for_save", "_can_pause_for_rebalance", "_consume_previous_batch_for_rebalance",
+    "_maybe_rebalance_kv_pools", "_rebalance_kv_pools_now", "_suspend_padding_dummies_for_rebalance",
+    "_resume_padding_dummies_after_rebalance", "control_action", "_wait_for_model_engine_input_copy",
+    "_spec_sampler_on_execution_stream", "_spec_sampler_stream_scope", "_process_previous_batch",
+    "_pause_recompute_request", "_terminate_recompute_paused_requests", "_pause_recompute_paused_requests",
+    "_terminate_request", "_try_cancel_request", "_handle_canceled_requests",
+)  # fmt: skip
 
 
 def source_in(folder: Path | None, path: str = PATH, era: str = ERA) -> str:
@@ -36,7 +48,7 @@ def source_in(folder: Path | None, path: str = PATH, era: str = ERA) -> str:
 def newest_loops(source: str) -> Iterator[None]:
     """Inside the stand-in, before an executor is made."""
     executor = import_module(f"{PYEXECUTOR}.py_executor").PyExecutor
-    theirs = methods(source, PATH, _globals())
+    theirs = methods(source, PATH, _globals(), RUN)
     assert set(LOOPS) <= theirs.keys(), f"the excerpts lack {set(LOOPS) - theirs.keys()}"
     with ExitStack() as stack:
         for owner, names in [(executor, theirs), (executor, _beside(executor)), *_requests()]:
@@ -59,13 +71,14 @@ def let_it_rebalance(attack: Attack) -> None:
     attack.rebalance = lambda: setattr(attack.manager.impl, "wants_adjustment", True)
 
 
-def methods(source: str, path: str, names: dict[str, Any]) -> dict[str, FunctionType]:
-    """Of the one class in it. Their source can be read, as a probe does."""
+def methods(source: str, path: str, names: dict[str, Any], wanted: Sequence[str]) -> dict[str, FunctionType]:
+    """Those of the last class in it; nothing else in it runs. Their source can be read, as a probe does."""
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    kind = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)][-1]
+    kept: list[ast.stmt] = [each for each in kind.body if isinstance(each, ast.FunctionDef) and each.name in wanted]
     made: dict[str, Any] = {}
-    exec(compile(source, path, "exec", __future__.annotations.compiler_flag), names, made)
-    (kind,) = made.values()
-    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+    exec(compile(ast.Module(kept, []), path, "exec", __future__.annotations.compiler_flag), names, made)
+    return made
 
 
 def _globals() -> dict[str, Any]:

@@ -32,6 +32,18 @@ CONNECTOR = (
     "get_page_indices_by_layer_group", "_connector_may_serve", "_prepare_connector_prefix_reservation",
 )  # fmt: skip
 NEEDED = ("prepare_context", "try_allocate_generation", "suspend_request", "update_resources", "free_resources", LAUNCH)
+# What runs of upstream's. The excerpts may hold more, such as statistics and what warms an engine up.
+RUN = (
+    *NEEDED, *CONNECTOR, "_accept_connector_prefix_reservations", "_apply_connector_matched_prefix",
+    "_connector_reservations_enabled", "_context_reuse_tokens", "_create_kv_cache", "_derive_reuse_salt",
+    "_draft_context_exceeds_limit", "_life_cycle_by_layer_group", "_mark_connector_prefix_populated",
+    "_record_branch_snapshot_point", "_reserve_connector_prefix", "_resize_context_history",
+    "_resize_for_connector_prefix", "_restore_page_index_bufs", "_resume_and_restore", "_run_kv_connector_hooks",
+    "_stale_block_range", "extend_capacity_for_tokens", "get_history_length", "prepare_context_cache",
+    "probe_context_reuse", "probe_first_new_block_key", "probe_prefix_match_length", "release_index_slot",
+    "resume_request", "revert_allocate_context", "revert_allocate_generation", "try_commit_blocks",
+    "update_context_resources",
+)  # fmt: skip
 
 
 def source_in(folder: Path | None) -> str:
@@ -45,7 +57,7 @@ def newest_manager(source: str, *, connected: bool = False) -> Iterator[None]:
     kind, request = module.KVCacheManagerV2, import_module(f"{PYEXECUTOR}.llm_request").LlmRequest
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(vars(module), _globals()))
-        theirs = methods(source, PATH, vars(module))  # among the names in which a fix replaces the kernel
+        theirs = methods(source, PATH, vars(module), RUN)  # among the names in which a fix replaces the kernel
         assert set(NEEDED) <= theirs.keys(), f"the excerpts lack {set(NEEDED) - theirs.keys()}"
         assert not connected or set(CONNECTOR) <= theirs.keys(), f"the excerpts lack {set(CONNECTOR) - theirs.keys()}"
         ours = _beside(kind)
