@@ -223,6 +223,7 @@ class Attack:
             owed = self._owed.get(request.request_id, 0) + batch.rejected.get(request.request_id, 0)
             request.py_rewind_len = owed if self.manager.is_request_active(request.request_id) else 0
             self._owed[request.request_id] = owed - request.py_rewind_len
+            request.py_num_accepted_draft_tokens = batch.accepted.get(request.request_id, 0)
         self._update(batch, *args)
         for request in batch.generation_requests:
             for manager in self._managers:
