@@ -4,6 +4,7 @@ It takes pages from others as upstream does: those of a request that has started
 device can take them.
 """
 
+import ast
 import enum
 import logging
 import os
@@ -67,7 +68,8 @@ def newest_scheduler(source: str) -> Iterator[type]:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(owner, name, value, create=True))
         module = _globals(request)
-        exec(compile(source, PATH, "exec"), module)
+        classes: list[ast.stmt] = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)]
+        exec(compile(ast.Module(classes, []), PATH, "exec"), module)
         yield module[NAME]
 
 
@@ -102,13 +104,22 @@ REQUESTS = {
 
 @dataclass
 class Scheduling:
-    """The executor's scheduler. What upstream suspends keeps its place; who is computed again leaves it."""
+    """The executor's scheduler. What upstream suspends keeps its place; who is computed again leaves it.
+
+    In a full pool, prompts that have loaded and an answer can wait for each other: none of the prompts has started, so
+    nobody takes its blocks, and the answer is suspended in each pass, so nobody takes its. Upstream's own look for such
+    a deadlock counts that as progress, and its loops handle no cancelled request while no batch runs. So the attack
+    ends them.
+    """
 
     attack: ConnectedAttack
     theirs: Any
+    patience: int | None = 100  # passes in a row in which nobody goes on
+    stalled: int = 0
 
     def schedule_request(self, active: list[Any], inflight: Any) -> Any:
         found = self.theirs.schedule_request(active, inflight or set())
+        self._note_progress(active, found)
         for what, requests in [
             ("suspend for room", found.paused_requests),
             ("compute again", found.recompute_paused_requests),
@@ -121,13 +132,22 @@ class Scheduling:
             paused_requests=found.recompute_paused_requests, num_fitting_requests=found.num_fitting_requests,
         )  # fmt: skip
 
+    def _note_progress(self, active: list[Any], found: Any) -> None:
+        goes_on = found.context_requests or found.generation_requests or found.recompute_paused_requests
+        self.stalled = 0 if goes_on or self.attack.is_loading else self.stalled + 1
+        if self.stalled == self.patience:
+            self.stalled = 0
+            for each in list(active):
+                self.attack.happened("end a deadlock")
+                self.attack._fail(each)
+
     def _reuses(self, request: Any) -> bool:
         cache = self.attack.manager.kv_cache_map[request.request_id]
         return bool(request.is_first_context_chunk and cache.num_committed_tokens)
 
 
-def let_it_schedule(attack: ConnectedAttack, kind: Any) -> None:
+def let_it_schedule(attack: ConnectedAttack, kind: Any, **given: Any) -> None:
     """Before its loop runs."""
     chunks = (Policy.FIRST_COME_FIRST_SERVED, attack.manager.tokens_per_block)
     theirs = kind(BATCH, TOKENS, attack.manager, Policy.MAX_UTILIZATION, chunks)
-    attack.executor.scheduler = Scheduling(attack, theirs)
+    attack.executor.scheduler = Scheduling(attack, theirs, **given)

@@ -64,6 +64,22 @@ def test_with_all_fixes_nothing_is_wrong(way: Way, *, answers: bool) -> None:
     assert found == []
 
 
+def test_loaded_prompts_and_an_answer_may_wait_for_each_other_and_upstream_does_not_see_it() -> None:
+    """Upstream ends a loop in which nobody has gone on for 1,000 passes. This one turns on."""
+    way = Way("F", overlap=False, guesses=(0,))
+    with way.build(), newest(way, [FIX], failing=0, answers=True) as (attack, _), newest_scheduler(SCHEDULER) as kind:
+        let_it_schedule(attack, kind, patience=None)
+        with pytest.raises(AssertionError, match="nothing goes on any more"):
+            attack.run()
+        attack.executor.event_loop_error = None
+        waiting = attack.executor.scheduler
+        assert waiting.stalled > 2 * waiting.theirs._DEADLOCK_STALL_ITERS and waiting.theirs._stalled_schedules == 0
+        answer, *prompts = attack.executor.active_requests
+        assert answer.is_generation_in_progress_state
+        loaded = [each for each in prompts if attack.manager.is_request_active(each.request_id)]
+        assert loaded and all(each.is_first_context_chunk for each in loaded)
+
+
 @pytest.mark.usefixtures("one_at_a_time")
 @SIDES
 @pytest.mark.parametrize("way", LOOPS, ids=str)
