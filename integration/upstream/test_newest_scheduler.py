@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,8 +23,10 @@ from integration.upstream.test_newest_manager import AWAITED, MANAGER, WAYS
 from tests.torture.engines import needed
 from tests.torture.test_v2_attack import require_right
 from tests.torture.v2_attack import Way
+from trtllm_kvfix.offload.patches import HAS_STARTED, counting_loads_as_a_start
 
 __all__ = ["one_at_a_time"]
+STARTED = HAS_STARTED.split(".")[-1]
 SCHEDULER = source_in(Path(FOLDER) if FOLDER else None)
 pytestmark = pytest.mark.skipif(
     not (SOURCE and MANAGER and CONNECTOR and SCHEDULER),
@@ -78,6 +81,20 @@ def test_loaded_prompts_and_an_answer_may_wait_for_each_other_and_upstream_does_
         assert answer.is_generation_in_progress_state
         loaded = [each for each in prompts if attack.manager.is_request_active(each.request_id)]
         assert loaded and all(each.is_first_context_chunk for each in loaded)
+
+
+@SIDES
+@pytest.mark.parametrize("way", AWAITED, ids=str)
+def test_prompts_that_have_loaded_give_way_where_our_connector_says_so(way: Way, *, answers: bool) -> None:
+    with (
+        way.build(),
+        newest(way, [FIX] * answers, failing=0, answers=answers) as (attack, _),
+        newest_scheduler(SCHEDULER) as kind,
+        mock.patch.object(kind, STARTED, staticmethod(counting_loads_as_a_start(getattr(kind, STARTED)))),
+    ):
+        let_it_schedule(attack, kind, patience=None)
+        attack.run(1000)
+        require_right(attack)
 
 
 @pytest.mark.usefixtures("one_at_a_time")

@@ -11,6 +11,7 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from trtllm_kvfix.offload.ledger import link_of, unlink
 from trtllm_kvfix.offload.patches import (
+    HAS_STARTED,
     ROOM_FOR_LOADS,
     V2_PLACE,
     Choosers,
@@ -179,6 +180,34 @@ def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, cap
     module.PyCapacityScheduler = Compiled
     assert choosing_replacements() == []
     assert "no room is kept" in caplog.text
+
+
+def test_a_prompt_that_has_loaded_counts_as_started_on_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's scheduler takes blocks from those that have started, and from no others."""
+
+    class Newest:
+        def schedule_request(self) -> None: ...
+
+        @staticmethod
+        def _is_started_request(req: Any) -> bool:
+            return bool(req.is_generation_in_progress_state)
+
+    module: Any = ModuleType(V2_PLACE)
+    module.KVCacheV2Scheduler = Newest
+    monkeypatch.setitem(sys.modules, V2_PLACE, module)
+    (replacement,) = [each for each in choosing_replacements() if each.seam == Seam(V2_PLACE, HAS_STARTED)]
+    has_started = replacement.make(Newest._is_started_request)
+    prompt, answer = (
+        SimpleNamespace(is_context_init_state=not answers, is_generation_in_progress_state=answers)
+        for answers in (False, True)
+    )
+    assert (has_started(prompt), has_started(answer)) == (False, True)  # its build has no connector
+    prompt.py_connector_served_position = 0
+    assert not has_started(prompt)
+    prompt.py_connector_served_position = 8
+    assert has_started(prompt)
+    del Newest._is_started_request
+    assert HAS_STARTED not in [each.seam.path for each in choosing_replacements()]
 
 
 class GivesWay:

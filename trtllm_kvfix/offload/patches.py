@@ -469,6 +469,7 @@ V2_PLACE, V2_SCHEDULER, V2_COUNTING_SCHEDULER = (
     f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler", "KVCacheV2DummyScheduler",
 )  # fmt: skip
 GIVES_WAY = "enable_recompute_pause"
+HAS_STARTED = f"{V2_SCHEDULER}._is_started_request"
 
 
 class Chooser(Protocol):
@@ -492,7 +493,7 @@ class Room:
 
     A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes. In a full pool
     it takes them from a request that has started and waits for no load, and that request begins again. So there is
-    nothing to keep.
+    nothing to keep; a prompt that has loaded must count as one that has started (`counting_loads_as_a_start`).
 
     A `Room` is that of one cache manager, which upstream names later. The executor's thread alone uses it. It does not
     keep the manager: that keeps the connector, through C++, where no garbage collector sees the way back.
@@ -621,7 +622,12 @@ def choosing_replacements() -> list[Replacement]:
             "upstream's capacity scheduler was not found: no room is kept for requests that load, and there is nothing "
             "from a remote tier (docs/offload.md)"
         )
-    return [Replacement(Seam(place, f"{name}.schedule_request"), choosing_from_shown) for name, place in found.items()]
+    replacements = [
+        Replacement(Seam(place, f"{name}.schedule_request"), choosing_from_shown) for name, place in found.items()
+    ]
+    if V2_SCHEDULER in found and Upstream().has(V2_PLACE, HAS_STARTED):
+        replacements.append(Replacement(Seam(V2_PLACE, HAS_STARTED), counting_loads_as_a_start))
+    return replacements
 
 
 def is_python(place: str, name: str) -> bool:
@@ -638,6 +644,19 @@ def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, active_requests, *args, **kwargs)
 
     return schedule_request
+
+
+def counting_loads_as_a_start(original: Callable[..., bool]) -> Callable[..., bool]:
+    """V2's scheduler takes blocks from requests that have started, and a prompt has not before its first chunk. Once it
+    has loaded it holds its blocks until then. In a full pool an older answer finds nobody who gives way, and the pass
+    ends with it, before the prompts: all of them wait for ever. Upstream's own look for deadlocks takes the suspension
+    of the answer for progress."""
+
+    def _is_started_request(req: Any, *args: Any, **kwargs: Any) -> bool:
+        has_loaded = req.is_context_init_state and getattr(req, "py_connector_served_position", 0) > 0
+        return has_loaded or original(req, *args, **kwargs)
+
+    return _is_started_request
 
 
 # The copies that upstream makes if a prompt matches the beginning of a block, and the loads that must come after them.
