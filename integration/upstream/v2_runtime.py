@@ -156,6 +156,14 @@ class Cache:
             elif not valid_only:
                 yield BAD_PAGE
 
+    def get_base_page_indices(self, group: int) -> list[int]:
+        """Of what is locked: a page that the window has passed, or of a suspended cache, is not."""
+        found = [BAD_PAGE] * len(self._pages)
+        for ordinal, of, page in self._locked() if self.is_active else ():
+            if of == group:
+                found[ordinal] = page.slot
+        return found
+
     @property
     def num_committed_tokens(self) -> int:
         return len(self._committed)

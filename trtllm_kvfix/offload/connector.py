@@ -128,6 +128,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         )  # fmt: skip
         link.kept = self.kept = KeptBlocks(self.side)
         link.choosers = self.choosers = patches.Choosers(patches.room_here(), self.side.choosers)
+        link.slots_now = partial(patches.slots_now, self.choosers.room)
         module = connector_module()
         if module is not None:
             replace_seams(module.__name__)

@@ -550,6 +550,9 @@ class Link:
         # Requests that wait to start, and all that are active -> the ids of those that must not start yet.
         self.hold_back: Callable[[Sequence[Any], Sequence[Any]], list[int]] = lambda *_: []
         self.load_not_awaited: Callable[[int], None] = lambda _: None  # request
+        # To the cache manager: a request, and from which block to which -> their slots now, by layer group. None where
+        # a block stays in its slot.
+        self.slots_now: Callable[[int, int, int], list[list[int]] | None] = lambda *_: None
         # To the worker side: what was decided of hits.
         self.report_hits: Callable[[list[dict[str, Any]]], None] = lambda _: None
         # The worker side's, for calls of upstream's that come from elsewhere (`patches`).

@@ -112,6 +112,19 @@ def is_v2(kv_cache_manager: Any) -> bool:
     return isinstance(getattr(kv_cache_manager, "kv_cache_map", None), dict)
 
 
+def slots_now(room: "Room", request_id: int, first: int, end: int) -> list[list[int]] | None:
+    """Where V2 has these blocks of a request, by layer group. Nothing if it has no pages on the device now. On V1 a
+    block stays in its slot: None."""
+    manager = room.manager
+    if not is_v2(manager):
+        return None
+    cache = manager.kv_cache_map.get(request_id)
+    if cache is None or not cache.is_active:
+        return []
+    groups = range(len(manager.impl.layer_grouping))
+    return [[int(slot) for slot in cache.get_base_page_indices(group)[first:end]] for group in groups]
+
+
 def gives_each_rank_a_scheduler() -> bool:
     """Whether attention data parallelism has one scheduler per rank. Late managers ask connectors for support."""
     return hasattr(getattr(connector_module(), "KvCacheConnectorManager", None), "validate_attention_dp")

@@ -855,6 +855,8 @@ class OffloadScheduler:
             return True
         end = live.worth_storing(whole, self._settings.offload_priority_min)
         if end > live.covered:
+            if not self._finds_slots(live, live.covered, end):
+                return True
             assert self._policy is not None
             taken = self._policy.claim(live, end)
             if taken is None:
@@ -865,6 +867,18 @@ class OffloadScheduler:
                 if one.left or one.is_staged:
                     self.tally.taken(one)
         live.cover(whole)
+        return True
+
+    def _finds_slots(self, live: LiveRequest, first: int, end: int) -> bool:
+        """Note where these blocks lie now, if that can be said. V2 tells no connector when it puts the block of a
+        request that has computed the same tokens in the place of this one's, and gives the other away."""
+        by_group = self._link.slots_now(live.request_id, first, end)
+        if by_group is None:
+            return True
+        if len(by_group) != len(live.blocks) or any(slot < 0 for slots in by_group for slot in slots):
+            return False
+        for known, slots in zip(live.blocks, by_group, strict=True):
+            known[first:end] = slots
         return True
 
     def _store(self, live: LiveRequest, first: int, slots: tuple[int, ...]) -> None:
