@@ -68,15 +68,17 @@ def test_with_all_fixes_nothing_is_wrong(way: Way, *, answers: bool) -> None:
 
 
 def test_loaded_prompts_and_an_answer_may_wait_for_each_other_and_upstream_does_not_see_it() -> None:
-    """Upstream ends a loop in which nobody has gone on for 1,000 passes. This one turns on."""
+    """Upstream ends a loop in which nobody has gone on for 1,000 passes. This one turns on: each suspension of the
+    answer counts as progress. By default a request is not resumed in a full pool, so that only the first would."""
     way = Way("F", overlap=False, guesses=(0,))
     with way.build(), newest(way, [FIX], failing=0, answers=True) as (attack, _), newest_scheduler(SCHEDULER) as kind:
+        attack.manager.impl.levels.runtime.max_util_for_resume = 1.0
         let_it_schedule(attack, kind, patience=None)
         with pytest.raises(AssertionError, match="nothing goes on any more"):
             attack.run()
         attack.executor.event_loop_error = None
         waiting = attack.executor.scheduler
-        assert waiting.stalled > 2 * waiting.theirs._DEADLOCK_STALL_ITERS and waiting.theirs._stalled_schedules == 0
+        assert waiting.stalled > 2 * kind._DEADLOCK_STALL_ITERS and waiting.theirs._stalled_schedules == 0
         answer, *prompts = attack.executor.active_requests
         assert answer.is_generation_in_progress_state
         loaded = [each for each in prompts if attack.manager.is_request_active(each.request_id)]
@@ -92,6 +94,7 @@ def test_prompts_that_have_loaded_give_way_where_our_connector_says_so(way: Way,
         newest_scheduler(SCHEDULER) as kind,
         mock.patch.object(kind, STARTED, staticmethod(counting_loads_as_a_start(getattr(kind, STARTED)))),
     ):
+        attack.manager.impl.levels.runtime.max_util_for_resume = 1.0
         let_it_schedule(attack, kind, patience=None)
         attack.run(1000)
         require_right(attack)

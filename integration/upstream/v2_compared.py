@@ -72,7 +72,6 @@ class Theirs:
                     runtime.HostCacheTierConfig(quota=host_pages * page),
                 ],
                 layers=layers,
-                max_util_for_resume=1.0,
                 enable_partial_reuse=False,
                 enable_stats=False,
                 initial_pool_ratio=[1 / 3, 2 / 3],

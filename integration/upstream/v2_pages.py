@@ -107,6 +107,11 @@ class Pool:
         self.falling: set[Page] = set()
         self.moves: list[tuple[str, int, int, int]] = []  # kind, window, source, target: not yet carried out
 
+    @property
+    def utilization(self) -> float:
+        """Of the device: what can neither be handed out nor fall."""
+        return 1 - (len(self.free) + len(self.idle)) / self.slots
+
     def settle(self, page: Page) -> None:
         """Somebody let go of the page, or took hold. It stays if a cache or the tree wants it."""
         queue = self.idle if page.on_device else self.host_idle

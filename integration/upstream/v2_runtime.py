@@ -25,6 +25,7 @@ class Runtime:
     tree: Tree = field(default_factory=dict)
     caches: dict[int, "Cache"] = field(default_factory=dict)  # by request; the manager's own
     shares_parts: bool = False  # of blocks, by a copy
+    max_util_for_resume: float = 0.97  # upstream's default
 
     def __post_init__(self) -> None:
         for cycle, pool in zip(self.cycles, self.pools, strict=True):
@@ -170,6 +171,8 @@ class Cache:
 
     def resume(self, _stream: int) -> bool:
         assert not self.is_active and not self._is_closed, "only a suspended cache is resumed"
+        if max(each.utilization for each in self.runtime.pools) > self.runtime.max_util_for_resume:
+            return False
         locked = [(group, page) for _, group, page in self._locked()]
         try:
             lock_all(self.runtime.pools, locked)

@@ -662,8 +662,8 @@ def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
 def counting_loads_as_a_start(original: Callable[..., bool]) -> Callable[..., bool]:
     """V2's scheduler takes blocks from requests that have started, and a prompt has not before its first chunk. Once it
     has loaded it holds its blocks until then. In a full pool an older answer finds nobody who gives way, and the pass
-    ends with it, before the prompts: all of them wait for ever. Upstream's own look for deadlocks takes the suspension
-    of the answer for progress."""
+    ends with it, before the prompts: all of them wait. Upstream ends the loop after 1,000 such passes, or never, if it
+    takes the suspension of the answer for progress each time."""
 
     def _is_started_request(req: Any, *args: Any, **kwargs: Any) -> bool:
         has_loaded = req.is_context_init_state and getattr(req, "py_connector_served_position", 0) > 0
