@@ -111,8 +111,9 @@ class Side:
         self.attack.happened("load in the background" if in_background else "load at once")
         self.begun.append(Running(key, Load(pages, begin, len(tokens), names), polls))
 
-    def start(self) -> None:
+    def start(self, stream: Any) -> None:
         """What comes with the batch lies before it in the stream."""
+        del stream
         for each in self.begun:
             if each.polls:
                 self.running.append(each)
@@ -135,15 +136,15 @@ class Side:
         self.attack.contents.note(*self.attack.manager.impl.levels.take_moves(), each.load)
 
 
-def connect(attack: "ConnectedAttack") -> None:
+def connect(attack: "ConnectedAttack", kind: type[Side] = Side) -> None:
     """Before its loop runs."""
-    module, side = import_module(MODULE), Side(attack)
+    module, side = import_module(MODULE), kind(attack)
     scheduler, worker = _scheduler(module, side), _worker(module, side)
     sides = (_answering(scheduler), worker) if attack.answers else (_reserving(scheduler), _reserved_worker(worker))
     connector = module.KvCacheConnectorManager(sides[1](), sides[0]())
     connector.configure_prefix_reservations(enabled=True)
     assert connector.prefix_reservations_enabled != attack.answers
-    assert not any(pool.has_host for pool in attack.manager.impl.levels.runtime.pools), "upstream refuses such a server"
+    assert not attack.manager.impl.levels.has_host, "upstream refuses such a server"
     attack.executor.kv_connector_manager = attack.manager.kv_connector_manager = connector
     attack.side, attack.connector = side, connector
 
@@ -224,14 +225,13 @@ def _worker(module: ModuleType, side: Side) -> Any:
             """There are no bytes."""
 
         def start_load_kv(self, stream: Any) -> None:
-            del stream
             for each in self._metadata or ():
                 tokens = each.tokens[: each.end]
                 side.accept(
                     each.reservation_id, each.block_ids_by_layer_group, each.start, tokens, in_background=each.is_async
                 )
             self._clear_connector_meta()
-            side.start()
+            side.start(stream)
 
         def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
             """Layers have no modules here."""
@@ -273,9 +273,6 @@ class ConnectedAttack(Attack):
         """A part of the prompt, or more than upstream can take, and whether it comes in the background."""
         length = self.random.randint(1, request.prompt_len - begin + 3) if self.random.random() < 0.5 else 0
         return length, length > 0 and self.random.random() < 0.6
-
-    def happened(self, what: str) -> None:
-        self._does(what)
 
     @property
     def is_loading(self) -> bool:

@@ -19,10 +19,10 @@ from typing import Any, Optional
 from unittest import mock
 
 from integration.upstream import newest_loops
-from integration.upstream.newest_connector import CONNECTED_HAPPENS, ConnectedAttack
+from integration.upstream.newest_connector import CONNECTED_HAPPENS
 from integration.upstream.v2_methods import rewind_context_after_cache_drop
 from tests.standin.serving import PYEXECUTOR
-from tests.torture.v2_attack import BATCH
+from tests.torture.v2_attack import BATCH, Attack
 from tests.torture.v2_books import Books
 
 PACKAGE = f"{PYEXECUTOR}.scheduler"
@@ -95,7 +95,7 @@ def _first_new_block(self: Books, scope: Any, tokens: Sequence[int]) -> object:
     return (scope, tuple(tokens[:end])) if end <= len(tokens) else None
 
 
-MANAGER = {"can_evict": False, "enable_joint_kv_cache_reuse": False, "has_cache_tier_below_gpu": False}
+MANAGER = {"enable_joint_kv_cache_reuse": False}
 REQUESTS = {
     "is_generation_to_complete_state": property(lambda self: self.state.name == "GENERATION_TO_COMPLETE"),
     "state_value": property(lambda self: int(self.state.value)),
@@ -112,7 +112,7 @@ class Scheduling:
     ends them.
     """
 
-    attack: ConnectedAttack
+    attack: Attack
     theirs: Any
     patience: int | None = 100  # passes in a row in which nobody goes on
     stalled: int = 0
@@ -146,8 +146,10 @@ class Scheduling:
         return bool(request.is_first_context_chunk and cache.num_committed_tokens)
 
 
-def let_it_schedule(attack: ConnectedAttack, kind: Any, **given: Any) -> None:
+def let_it_schedule(attack: Attack, kind: Any, **given: Any) -> None:
     """Before its loop runs."""
-    chunks = (Policy.FIRST_COME_FIRST_SERVED, attack.manager.tokens_per_block)
-    theirs = kind(BATCH, TOKENS, attack.manager, Policy.MAX_UTILIZATION, chunks)
+    manager = attack.manager
+    manager.can_evict = manager.has_cache_tier_below_gpu = manager.impl.levels.has_host
+    chunks = (Policy.FIRST_COME_FIRST_SERVED, manager.tokens_per_block)
+    theirs = kind(BATCH, TOKENS, manager, Policy.MAX_UTILIZATION, chunks)
     attack.executor.scheduler = Scheduling(attack, theirs, **given)

@@ -7,7 +7,7 @@ import os
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -64,13 +64,11 @@ class Theirs:
             for layer, window in enumerate((None, WINDOW))
         ]
         page = sum(2 * (1 + layer) * MIB for layer in range(GROUPS))
+        behind = [runtime.HostCacheTierConfig(quota=host_pages * page)] if host_pages else []
         self.runtime = runtime.KVCacheManager(
             runtime.KVCacheManagerConfig(
                 tokens_per_block=TOKENS_PER_BLOCK,
-                cache_tiers=[
-                    runtime.GpuCacheTierConfig(quota=pages * page),
-                    runtime.HostCacheTierConfig(quota=host_pages * page),
-                ],
+                cache_tiers=[runtime.GpuCacheTierConfig(quota=pages * page), *behind],
                 layers=layers,
                 enable_partial_reuse=False,
                 enable_stats=False,
@@ -80,6 +78,9 @@ class Theirs:
 
     def create(self, number: int | None, tokens: list[int]) -> Any:
         return self.runtime.create_kv_cache(self._module.ReuseScope(None, None), tokens, id=number)
+
+    def probe(self, tokens: Sequence[int]) -> int:
+        return int(self.runtime.probe_reuse(self._module.ReuseScope(None, None), tokens))
 
     def free(self) -> list[tuple[int, int, int, int]]:
         levels = [self.runtime._storage.get_statistics(level) for level in (0, 1)]

@@ -1,6 +1,6 @@
 """Upstream's own V2 runtime below the attack of tests/torture: its copies and the steps go by streams and events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from integration.upstream.v2_compared import GROUPS, Theirs
@@ -15,6 +15,7 @@ class TheirLevels:
         self._theirs = Theirs(module, pages, host_pages)
         self._storage = self._theirs.runtime._storage
         self.runtime, self.order = self, order
+        self.has_host = host_pages > 0
         self._given = 0
         self._move: Callable[[str, int, int, int], None] | None = None
 
@@ -30,8 +31,13 @@ class TheirLevels:
         within = (1 << WITHIN) - 1
         self._move(KINDS[kind], group, (source & within) // size, (target & within) // size)
 
-    def create_kv_cache(self, _: Any, tokens: list[int]) -> Any:
+    def create_kv_cache(self, salt: Any, tokens: list[int]) -> Any:
+        assert salt is None, "all prompts are of one scope"
         return self._theirs.create(None, tokens)
+
+    def probe_reuse(self, salt: Any, tokens: Sequence[int]) -> int:
+        assert salt is None, "all prompts are of one scope"
+        return self._theirs.probe(tokens)
 
     def take_moves(self) -> list[Any]:
         return []  # they are on streams of their own
@@ -52,10 +58,14 @@ class TheirLevels:
 
 
 class Maker:
-    """Makes levels. Servers make some that they throw away, and one to use."""
+    """Makes levels. Servers make some that they throw away, and one to use.
 
-    def __init__(self, order: Timeline) -> None:
+    Upstream refuses a host tier where there is a connector.
+    """
+
+    def __init__(self, order: Timeline, *, has_host: bool = True) -> None:
         self.order = order
+        self._has_host = has_host
         self.module: Any = None
         self._made: list[TheirLevels] = []
 
@@ -64,5 +74,6 @@ class Maker:
             each.copied(kind, source, target)
 
     def __call__(self, _tokens_per_block: int, pages: int, host_pages: int) -> TheirLevels:
-        self._made.append(TheirLevels(self.module, self.order, pages, host_pages))
+        kept = host_pages if self._has_host else 0
+        self._made.append(TheirLevels(self.module, self.order, pages, kept))
         return self._made[-1]

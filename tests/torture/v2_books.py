@@ -16,6 +16,7 @@ class Levels(Protocol):
     """A runtime, and what an attack wants of it besides."""
 
     runtime: Any
+    has_host: bool  # whether pages leave the device for a tier behind it
 
     @property
     def order(self) -> Order:
@@ -39,6 +40,7 @@ class OurLevels:
         whole = Pool(0, pages, host_pages)
         sliding = Pool(1, pages, host_pages)  # the pools are named by their groups
         self.runtime = Runtime(tokens_per_block, list(SLIDING), [whole, sliding], shares_parts=shares_parts)
+        self.has_host = host_pages > 0
         self.order: Order = AsEnqueued()
         self._given = 0
 

@@ -84,7 +84,7 @@ class Contents:
         """On the stream of the steps."""
         for entry in entries:
             ready = entry.done.query if isinstance(entry, Launch) else lambda: True
-            self._order.enqueue(self._stream, partial(self._carry_out, entry), ready)
+            self._order.enqueue(self._stream, partial(self.carry_out, entry), ready)
 
     def judge(self) -> None:
         """Carries out what the device has done."""
@@ -95,7 +95,7 @@ class Contents:
         """Of what is there now."""
         return hash(tuple(sorted((at, token.bits) for at, token in self._device.get((group, page), {}).items())))
 
-    def _carry_out(self, entry: Launch | Load | Move) -> None:
+    def carry_out(self, entry: Launch | Load | Move) -> None:
         if isinstance(entry, Launch):
             self._run(entry)
         elif isinstance(entry, Load):
