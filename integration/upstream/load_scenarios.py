@@ -45,9 +45,11 @@ def _loads(name: str, connector: str, where: dict[str, Any]) -> list[Scenario]:
 
 
 def _grouped(name: str, given: dict[str, Any]) -> Scenario:
-    """The load ends where one layer group no longer reads its beginning."""
+    """The load ends where one layer group no longer reads its beginning. `connector-prefixes` takes an answer
+    there, and gives the pages before the window back before others are taken."""
     groups = replace(PLAIN_LOOP, windows=(64, 16))
     long = (Arrival(1, prompt(0, 24), 5), Arrival(2, prompt(100, 30), 6, at=1))
+    given = given | {"slots_differ": name == "load"}
     return _of(f"v2-{name}-groups", long, shape=groups, offers={2: Offer(24, polls=3)}, reused_min=24, **given)
 
 
