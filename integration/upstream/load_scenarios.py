@@ -20,7 +20,7 @@ ASYNC = {2: Offer(12, polls=3)}
 
 def loading() -> list[Scenario]:
     v1: dict[str, Any] = {"eras": CONNECTOR_ERAS}
-    v2: dict[str, Any] = {"eras": ("N",), "kind": "v2"}
+    v2: dict[str, Any] = {"eras": ("N", "O"), "kind": "v2"}
     return [
         *_loads("load", "loading", v1),
         *_loads("v2-load", "loading", v2),
@@ -61,7 +61,7 @@ def _budgets() -> list[Scenario]:
     part = {2: Offer(4)}
     believed = believes({2: 12})
     v1: dict[str, Any] = {"eras": ("D",), "connector": "loading", "fix": BUDGET, "believed": believed}
-    v2: dict[str, Any] = {"eras": ("N",), "kind": "v2", "fix": BUDGET, "shape": SMALL}
+    v2: dict[str, Any] = {"eras": ("N", "O"), "kind": "v2", "fix": BUDGET, "shape": SMALL}
     found = [
         _of("load-budget-sync", together, shape=SMALL, offers=part, hazard=True, **v1),
         _of("load-budget-async", later, shape=SMALL, offers={2: Offer(4, polls=2)}, hazard=True, **v1),

@@ -200,9 +200,16 @@ def _life() -> list[Scenario]:
         Scenario("connector-recorder", ALL, False, plain, SERVED, **recorded),
         Scenario("connector-recorder-overlap", ALL, True, PLAIN, SERVED, mended=("D",), **recorded),
         Scenario("connector-ours", ALL, False, plain, SERVED, connector="ours", eras=CONNECTOR_ERAS),
-        Scenario("connector-ours-v2", BUDGET, False, plain, SERVED, connector="ours", eras=("N",), kind="v2-steps"),
+        Scenario("connector-ours-v2", BUDGET, False, plain, SERVED, connector="ours", eras=("N", "O"), kind="v2-steps"),
         Scenario(
-            "connector-recorder-v2", BUDGET, False, plain, SERVED, connector="recorder", eras=("N",), kind="v2-steps"
+            "connector-recorder-v2",
+            BUDGET,
+            False,
+            plain,
+            SERVED,
+            connector="recorder",
+            eras=("N", "O"),
+            kind="v2-steps",
         ),
     ]
 
