@@ -55,7 +55,7 @@ class Engine:
         self.is_warmup = False
         self.iter_counter = 0
         self.enable_attention_dp = False
-        self.enable_spec_decode = False
+        self.enable_spec_decode = self.is_spec_decode = False
         self.spec_config = None
         self.kv_cache_dtype_byte_size = 2
         self.iter_states: dict[str, int] = {"num_ctx_tokens": 0}

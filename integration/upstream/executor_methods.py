@@ -57,6 +57,9 @@ class Transfers:
     def has_any_inflight_requests(self) -> bool:
         return bool(self._pinned)
 
+    def requests_in_transfer(self) -> dict[int, Any]:
+        return self._pinned
+
 
 class Executor:
     """The executor's loops call these on themselves."""
@@ -110,6 +113,7 @@ class Executor:
         batch = self.batch_class()
         batch.reset_context_requests(output.context_requests)
         batch.generation_requests, batch.paused_requests = output.generation_requests, output.paused_requests
+        batch.recompute_paused_requests = getattr(output, "recompute_paused_requests", ())
         return batch, [], output.num_fitting_requests
 
     def _fetch_and_activate_new_requests(self: Any) -> list[Any]:

@@ -14,7 +14,7 @@ COMES_BACK = (
     Arrival(2, prompt(100, 48), 2, at=8),
     Arrival(3, prompt(0, 32), 3, at=16),
 )
-V2: dict[str, Any] = {"kind": "v2", "eras": ("N",)}
+V2: dict[str, Any] = {"kind": "v2", "eras": ("N", "O")}
 WAIT_S = 10.0
 
 

@@ -25,7 +25,7 @@ def scenarios() -> list[Scenario]:
     # A batch of two whose first request generates, when the second comes.
     drafted = replace(OVERLAP, draft_len=3, budget=16)
     unsaid: dict[str, Any] = {"kind": "inputs", "eras": ("C",)}
-    newest: dict[str, Any] = {"eras": ("N",)}
+    newest: dict[str, Any] = {"eras": ("N", "O")}
     return [
         Scenario("offsets-v2-own-launch", STAGING_V2, True, OVERLAP, APART, kind="v2-own-launch", **newest),
         Scenario("offsets-v2-step-copies", STAGING_V2, True, OVERLAP, APART, kind="v2-step-copies", **newest),

@@ -20,7 +20,7 @@ ASYNC = {2: Offer(12, polls=3)}
 
 def loading() -> list[Scenario]:
     v1: dict[str, Any] = {"eras": CONNECTOR_ERAS}
-    v2: dict[str, Any] = {"eras": ("N",), "kind": "v2"}
+    v2: dict[str, Any] = {"eras": ("N", "O"), "kind": "v2"}
     return [
         *_loads("load", "loading", v1),
         *_loads("v2-load", "loading", v2),
@@ -47,9 +47,11 @@ def _loads(name: str, connector: str, where: dict[str, Any]) -> list[Scenario]:
 
 
 def _grouped(name: str, given: dict[str, Any]) -> Scenario:
-    """The load ends where one layer group no longer reads its beginning."""
+    """The load ends where one layer group no longer reads its beginning. `connector-prefixes` takes an answer
+    there, and gives the pages before the window back before others are taken."""
     groups = replace(PLAIN_LOOP, windows=(64, 16))
     long = (Arrival(1, prompt(0, 24), 5), Arrival(2, prompt(100, 30), 6, at=1))
+    given = given | {"slots_differ": name == "load"}
     return _of(f"v2-{name}-groups", long, shape=groups, offers={2: Offer(24, polls=3)}, reused_min=24, **given)
 
 
@@ -61,7 +63,7 @@ def _budgets() -> list[Scenario]:
     part = {2: Offer(4)}
     believed = believes({2: 12})
     v1: dict[str, Any] = {"eras": ("D",), "connector": "loading", "fix": BUDGET, "believed": believed}
-    v2: dict[str, Any] = {"eras": ("N",), "kind": "v2", "fix": BUDGET, "shape": SMALL}
+    v2: dict[str, Any] = {"eras": ("N", "O"), "kind": "v2", "fix": BUDGET, "shape": SMALL}
     found = [
         _of("load-budget-sync", together, shape=SMALL, offers=part, hazard=True, **v1),
         _of("load-budget-async", later, shape=SMALL, offers={2: Offer(4, polls=2)}, hazard=True, **v1),

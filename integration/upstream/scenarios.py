@@ -51,6 +51,7 @@ class Scenario:
     leaks: bool = False  # upstream never gives back the blocks of who failed
     asked_once: bool = False  # a connector is asked once about each request
     calls_differ: bool = False  # with the fix, other tokens are found in the cache, so a connector is asked for others
+    slots_differ: bool = False  # with the fix, a connector is given other slots, and hears the same besides
     # "pp": two ranks; "v2", "v2-awaited", "v2-newest": V2's manager; "v2-steps", "v2-offsets": the same without a loop
     kind: str = "serve"
     offers: dict[int, Offer] = field(default_factory=dict)  # what a loading connector has of each prompt
@@ -199,9 +200,16 @@ def _life() -> list[Scenario]:
         Scenario("connector-recorder", ALL, False, plain, SERVED, **recorded),
         Scenario("connector-recorder-overlap", ALL, True, PLAIN, SERVED, mended=("D",), **recorded),
         Scenario("connector-ours", ALL, False, plain, SERVED, connector="ours", eras=CONNECTOR_ERAS),
-        Scenario("connector-ours-v2", BUDGET, False, plain, SERVED, connector="ours", eras=("N",), kind="v2-steps"),
+        Scenario("connector-ours-v2", BUDGET, False, plain, SERVED, connector="ours", eras=("N", "O"), kind="v2-steps"),
         Scenario(
-            "connector-recorder-v2", BUDGET, False, plain, SERVED, connector="recorder", eras=("N",), kind="v2-steps"
+            "connector-recorder-v2",
+            BUDGET,
+            False,
+            plain,
+            SERVED,
+            connector="recorder",
+            eras=("N", "O"),
+            kind="v2-steps",
         ),
     ]
 

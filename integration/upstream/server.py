@@ -169,11 +169,16 @@ class Server:
         if "__init__" in self.tree.lacking["PyExecutor"]:
             given |= {"states": states, "batch_class": module.ScheduledRequests}
             given |= {"sent_schedule_class": module.SerializableSchedulerOutput, "ids_class": module.ReqIdsSet}
+            given |= self._executor_sets()
             executor = module.PyExecutor(**given)
         else:
             executor = module.PyExecutor(**accepted(module.PyExecutor.__init__, given))
         executor.canceled_req_ids = []
         return executor
+
+    def _executor_sets(self) -> dict[str, Any]:
+        """What the constructor sets besides, where it is ours."""
+        return {}
 
     def _sampler(self, states: Any) -> Sampler:
         return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)

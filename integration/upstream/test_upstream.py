@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the rig needs torch, on the CPU")
 
 from integration.upstream.__main__ import trees  # noqa: E402
 from integration.upstream.provided import BoundMissing, bound_module  # noqa: E402
-from integration.upstream.running import Result, run_all  # noqa: E402
+from integration.upstream.running import Result, heard, run_all  # noqa: E402
 from integration.upstream.scenarios import SCENARIOS  # noqa: E402
 
 
@@ -50,3 +50,15 @@ def test_with_the_overlay_everything_is_right(era: str, root: Path, name: str) -
     told: dict[str, Any] = {arm: (each.result, each.remark) for arm, each in found.items()}
     assert off.result == ("wrong" if off.hazard else "right"), f"upstream alone: {off.result}: {off.remark}"
     assert all(result == "right" for result, _ in told.values()), told
+
+
+def test_where_a_fix_chooses_other_slots_their_numbers_alone_do_not_count() -> None:
+    differing = next(each for each in SCENARIOS if each.slots_differ)
+    first, other, longer, unlike = [
+        [("update_state_after_alloc_by_layer_group", f"request 2, {slots}")]
+        for slots in ("[[6, 5], [-1, 4]]", "[[6, 5], [-1, 6]]", "[[6, 5], [-1, 4, 3]]", "[[6, 5], [4, 3]]")
+    ]
+    assert heard(first, differing) == heard(other, differing)
+    assert heard(first, differing) not in (heard(longer, differing), heard(unlike, differing))
+    assert heard([("get_finished", "[], [2]")], differing) != heard([("get_finished", "[], [3]")], differing)
+    assert heard(first, SCENARIOS[0]) != heard(other, SCENARIOS[0])

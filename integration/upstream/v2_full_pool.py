@@ -46,7 +46,7 @@ def v2_full_pool() -> list[Scenario]:
 
 
 def _of(name: str, shape: Any, arrivals: Any, **given: Any) -> Scenario:
-    return Scenario(name, ALL, False, shape, arrivals, kind="v2-newest", eras=("N",), **given)
+    return Scenario(name, ALL, False, shape, arrivals, kind="v2-newest", eras=("N", "O"), **given)
 
 
 def _ours(name: str, shape: Any, arrivals: Any, **given: Any) -> Scenario:

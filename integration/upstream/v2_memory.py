@@ -56,12 +56,15 @@ def register(executor: Any) -> None:
     connector, manager = executor.kv_connector_manager, executor.kv_cache_manager
     if connector is None:
         return
-    memory = Memory(manager)
-    described = SimpleNamespace(
-        impl=memory,
+    connector.worker.register_kv_cache_layout(import_module(LAYOUT).build_kv_cache_layout_v2(described(manager)))
+    connector.wait_for_initialization()
+
+
+def described(manager: Any) -> Any:
+    """The manager, as upstream's own description of the cache looks at it."""
+    return SimpleNamespace(
+        impl=Memory(manager),
         tokens_per_block=manager.tokens_per_block,
         pp_layers=list(range(manager.num_pools)),
         get_replicated_roles=tuple,
     )
-    connector.worker.register_kv_cache_layout(import_module(LAYOUT).build_kv_cache_layout_v2(described))
-    connector.wait_for_initialization()

@@ -73,6 +73,7 @@ class Completions:
 
 
 FIELDS = "encoder_requests context_requests generation_requests paused_requests fitting_disagg_gen_init_requests"
+OUTPUT = f"{FIELDS} num_fitting_requests recompute_paused_requests"  # the last is the newest scheduler's
 
 # Names that the excerpts import from files that are not there, or use below a head that no excerpt holds.
 NAMES: dict[str, dict[str, Any]] = {
@@ -91,9 +92,10 @@ NAMES: dict[str, dict[str, Any]] = {
         "rewind_context_after_cache_drop": rewind_context_after_cache_drop,
     },
     SCHEDULER: {
-        "SchedulerOutput": namedtuple("SchedulerOutput", f"{FIELDS} num_fitting_requests"),
+        "SchedulerOutput": namedtuple("SchedulerOutput", OUTPUT, defaults=((),)),
         "_get_lora_task_id": lambda request: request.lora_task_id or 0,
         "drop_decoder_context_requests_waiting_for_encoder_output": lambda requests: requests,
+        "rewind_context_after_cache_drop": rewind_context_after_cache_drop,
     },
     CONNECTOR: {"PrefixLoadCompletionTracker": Completions},
 }
@@ -118,17 +120,22 @@ class Manager:
         self.host_kv_cache_block_offsets = torch.full(table, BAD_PAGE, dtype=torch.int32, pin_memory=True)
         self.index_scales = torch.full((self.num_pools,), self.kv_factor, dtype=torch.int32, pin_memory=True)
         self.kv_offset = torch.ones(self.num_pools, dtype=torch.int32, pin_memory=True)
+        # For the filter of equal launches: what the table means, and room for a batch's rows.
+        self._page_index_key = ((self.kv_factor,) * self.num_pools, (1,) * self.num_pools)
+        self._page_index_payload = torch.empty(self.num_pools, rows, self.max_blocks_per_seq, dtype=torch.int32)
         self.kv_cache_pool_pointers = torch.zeros(self.num_pools, 2, dtype=torch.int64)
         self.kv_cache_pool_mapping = torch.tensor([[pool, 0] for pool in range(self.num_pools)], dtype=torch.int32)
         layers = [SimpleNamespace(window_size=window) for window in windows]
         self.kv_cache_manager_py_config = SimpleNamespace(layers=layers)
         self.enable_block_reuse, self.block_reuse_policy = shape.reuse, BlockReusePolicy.ALL_REUSABLE
         self._can_publish_block_reuse = True
+        self.has_cache_tier_below_gpu = self.can_evict = bool(shape.host_blocks)
         self._switch_off()
 
     def _switch_off(self: Any) -> None:
         """Drafts, estimation, compression, statistics, context parallelism."""
         self.is_draft = self.is_estimating_kv_cache = self.enable_stats = False
+        self.enable_joint_kv_cache_reuse = False
         self._has_cp_helix = self._use_per_layer_page_tables = self.kv_compression_manages_history = False
         self.num_extra_kv_tokens = self._standalone_draft_reserve = self.reuse_match_backoff = 0
         self._kv_reserve_draft_tokens = 0
@@ -141,6 +148,9 @@ class Manager:
         self._early_freed_index_requests: set[int] = set()
 
     lenient = strict
+
+    def preempt_request(self: Any, request: Any) -> None:
+        self.free_resources(request)
 
     def is_request_active(self: Any, request_id: int) -> bool:
         return request_id in self.kv_cache_map and self.kv_cache_map[request_id].is_active

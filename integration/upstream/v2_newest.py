@@ -4,18 +4,17 @@ Its excerpts have a tree of their own, for it lies where spring's does. The cons
 from spring's, and from here: nothing is drafted, and prompts that share a beginning are not put off.
 """
 
-from collections import Counter, namedtuple
+from collections import Counter
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from integration.upstream.heads import supply
-from integration.upstream.v2_methods import FIELDS, SCHEDULER, rewind_context_after_cache_drop
+from integration.upstream.v2_methods import NAMES, SCHEDULER
 from integration.upstream.v2_server import V2Server
 
 ERA = "N2"
 NAME = "KVCacheV2Scheduler"
-OUTPUT = f"{FIELDS} num_fitting_requests recompute_paused_requests"
 PREEMPTS = "_try_preempt_for_pages"
 
 
@@ -58,12 +57,6 @@ def stated(kind: type) -> dict[str, Any]:
 
 
 class NewestV2Server(V2Server):
-    def _manager(self) -> Any:
-        manager = super()._manager()
-        manager.has_cache_tier_below_gpu = manager.can_evict = bool(self.shape.host_blocks)
-        manager.preempt_request = manager.free_resources
-        return manager
-
     def _scheduler(self, states: Any) -> Any:
         scheduler = super()._scheduler(states)
         spring = type(scheduler)
@@ -77,10 +70,9 @@ class NewestV2Server(V2Server):
         source = path.read_text(encoding="utf-8")
         names = supply(SCHEDULER, source, {
             **vars(module), "Counter": Counter, "_RecomputePauseState": PauseState,
-            "SchedulerOutput": namedtuple("SchedulerOutput", OUTPUT),
-            "rewind_context_after_cache_drop": rewind_context_after_cache_drop,
-        })  # fmt: skip
+        }) | {"__name__": SCHEDULER, "__package__": SCHEDULER.rpartition(".")[0]}  # fmt: skip
         exec(compile(source, path, "exec"), names)
+        names.update(NAMES[SCHEDULER])  # what it imports from elsewhere may be doubled there
         found: type = names[NAME]
         self.tree.lacking[f"the newest {NAME}"] = sorted(
             (stated(Lacking).keys() | stated(spring).keys()) - stated(found).keys()
@@ -90,20 +82,12 @@ class NewestV2Server(V2Server):
     def _executor(self) -> Any:
         executor = super()._executor()
         schedule_request = executor.scheduler.schedule_request
-        schedule = executor._schedule
-        paused: list[Any] = []
         self.gave_way: list[int] = []  # requests whose pages were taken
 
         def noting_who_is_paused(*given: Any) -> Any:
             output = schedule_request(*given)
-            paused[:] = output.recompute_paused_requests
-            self.gave_way += [each.py_request_id for each in paused]
+            self.gave_way += [each.py_request_id for each in output.recompute_paused_requests]
             return output
 
-        def _schedule() -> Any:
-            batch, *others = schedule()
-            batch.recompute_paused_requests = list(paused)
-            return batch, *others
-
-        executor.scheduler.schedule_request, executor._schedule = noting_who_is_paused, _schedule
+        executor.scheduler.schedule_request = noting_who_is_paused
         return executor

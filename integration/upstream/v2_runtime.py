@@ -43,6 +43,11 @@ class Runtime:
         whole = self.match(scope, tokens)
         return len(whole) * self.tokens_per_block + self.part(scope, tokens, whole)[1]
 
+    def probe_first_new_block_key(self, scope: Any, tokens: Sequence[int]) -> object:
+        """By its tokens. Upstream has a digest."""
+        end = (len(self.match(scope, tokens)) + 1) * self.tokens_per_block
+        return (scope, tuple(tokens[:end])) if end <= len(tokens) else None
+
     def mark_stats_excluded(self, request_id: int) -> None:
         pass
 

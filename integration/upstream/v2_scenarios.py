@@ -62,7 +62,7 @@ def _connected() -> list[Scenario]:
 
 
 def _of(name: str, fix: str, shape: Any, arrivals: Any, *, hazard: bool = False, **given: Any) -> Scenario:
-    return Scenario(name, fix, hazard, shape, arrivals, **({"kind": "v2", "eras": ("N",)} | given))
+    return Scenario(name, fix, hazard, shape, arrivals, **({"kind": "v2", "eras": ("N", "O")} | given))
 
 
 def fails(request_id: int, at_sample: int) -> Any:

@@ -1,4 +1,5 @@
-"""The newest V2 manager and its scheduler under an executor's loop, whose own excerpts are a little older: inferred."""
+"""The newest V2 manager and scheduler under an executor's loop, the summer's (N), or the newest (O). Both are of other
+commits than the manager: inferred."""
 
 import sys
 from importlib import import_module
@@ -7,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from integration.upstream import v2_memory
+from integration.upstream import newest_executor, v2_memory
 from integration.upstream.arrivals import Arrival
 from integration.upstream.engine import Batch, Engine
 from integration.upstream.fallbacks import complete
@@ -50,8 +51,9 @@ class V2Server(Server):
         for name, names in NAMES.items():
             vars(import_module(name)).update(names)
         module = import_module(MANAGER)
-        self.tree.lacking["KVCacheManagerV2"] = complete(module, "KVCacheManagerV2", Manager)
-        if self.connector is not None:
+        lacking = self.tree.lacking.get("KVCacheManagerV2", [])
+        self.tree.lacking["KVCacheManagerV2"] = lacking + complete(module, "KVCacheManagerV2", Manager)
+        if self.connector is not None and not self.does_its_steps:
             self.connector.configure_prefix_reservations(enabled=True)
             self.connector.reject_flat_only_scheduler(len(self.shape.windows))
         mapper = sys.modules[V2_BINDINGS].IndexMapper
@@ -59,15 +61,26 @@ class V2Server(Server):
 
     def _executor(self) -> Any:
         kind = import_module(f"{EXECUTOR}.py_executor").PyExecutor
-        with mock.patch.object(kind, REGISTER, v2_memory.register):
+        its_own = self.does_its_steps
+        ours = mock.patch.object(kind, REGISTER, v2_memory.register)
+        with newest_executor.registering(self.manager) if its_own else ours:
             executor = super()._executor()
         executor._is_kv_manager_v2 = True
-        steps = [name for name in vars(Steps) if not name.startswith("__")]
+        added = newest_executor.Fetch if its_own else Steps
+        steps = [name for name in vars(added) if not name.startswith("__")]
         for name in steps:
-            setattr(executor, name, getattr(Steps, name).__get__(executor))
-        self.tree.lacking["PyExecutor, as the newest does it"] = [REGISTER, *steps]
+            setattr(executor, name, getattr(added, name).__get__(executor))
+        self.tree.lacking["PyExecutor, as the newest does it"] = steps if its_own else [REGISTER, *steps]
         executor.batch_class.recompute_paused_requests = ()
         return executor
+
+    @property
+    def does_its_steps(self) -> bool:
+        """Whether the executor of the tree is the newest, which does with a connector what N's lacks."""
+        return newest_executor.ITS_OWN in vars(import_module(f"{EXECUTOR}.py_executor").PyExecutor)
+
+    def _executor_sets(self) -> dict[str, Any]:
+        return newest_executor.sets() if self.does_its_steps else {}
 
     def _scheduler(self, states: Any) -> Any:
         del states
