@@ -25,9 +25,7 @@ def loading() -> list[Scenario]:
         *_loads("load", "loading", v1),
         *_loads("v2-load", "loading", v2),
         *_loads("v2-reserve", "reserving", v2),
-        # With `connector-prefixes` the pages that an answer passes go back before the connector is told of pages.
-        _grouped("load", v2 | {"connector": "loading", "calls_differ": True}),
-        _grouped("reserve", v2 | {"connector": "reserving"}),
+        *(_grouped(name, v2 | {"connector": kind}) for name, kind in (("load", "loading"), ("reserve", "reserving"))),
         *_budgets(),
     ]
 
