@@ -78,7 +78,7 @@ def test_loaded_prompts_and_an_answer_may_wait_for_each_other_and_upstream_does_
             attack.run()
         attack.executor.event_loop_error = None
         waiting = attack.executor.scheduler
-        assert waiting.stalled > 2 * kind._DEADLOCK_STALL_ITERS and waiting.theirs._stalled_schedules == 0
+        assert waiting.stalled > 2 * waiting.theirs._DEADLOCK_STALL_ITERS and waiting.theirs._stalled_schedules == 0
         answer, *prompts = attack.executor.active_requests
         assert answer.is_generation_in_progress_state
         loaded = [each for each in prompts if attack.manager.is_request_active(each.request_id)]
