@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from integration.gpu.record import record  # noqa: E402
 from tests.reproducers.test_reproducers import MODES, RUNS, build, script  # noqa: E402  not there where the module is skipped
 from tests.standin.fixture import STANDIN  # noqa: E402
 
@@ -38,3 +39,4 @@ def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: i
 def test_a_torn_launch_stays_by_the_mode_of_the_trim(mode: str, code: int, said: str, tmp_path: Path) -> None:
     done = run("h10", "F+trim", tmp_path, TRTLLM_STEP_PROLOGUE_TRIM=mode)
     assert (done.stdout, done.returncode) == (f"{said}\n", code), done.stderr
+    record("trim_modes.csv", {"mode": mode, "exit_code": done.returncode, "said": done.stdout.strip()})
