@@ -109,7 +109,9 @@ def _remark_unless(server: Server, is_so: Callable[[], bool], otherwise: str) ->
 
 
 def _waited(server: Server) -> None:
-    """A promise is given back in the iteration that makes it, and made anew in the next."""
+    """A promise is given back in the iteration that makes it, and made anew in the next. By default nobody is resumed
+    in a pool as full as this one, and nobody would wait."""
+    server.manager.impl.max_util_for_resume = 1.0
     side, released = server.connector.scheduler, []
     release = side.release_prefix_reservation
 
