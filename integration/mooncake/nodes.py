@@ -1,5 +1,6 @@
 """Mooncake's own parts on this machine: a master, nodes with memory, and a client for whoever tampers."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,17 @@ def until(
             over.wait(0.005)
         else:
             between()
+
+
+def stop(process: "subprocess.Popen[Any]") -> None:
+    """The signal stops one thread, and that one the others: on a busy machine some answer meanwhile."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
+    until(lambda: all(_state(task) == "T" for task in tasks), f"process {process.pid} does not stop")
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Master:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from integration.mooncake.engines import Engine, MakeEngine
-from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
+from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, stop, until
 
 PROMPT = list(range(200, 248))
 BEHIND = 44
@@ -134,7 +134,7 @@ def test_a_node_that_stops_during_a_load_writes_nothing_later(make_engine: MakeE
 def test_a_master_that_stops_delays_nobody(make_engine: MakeEngine, master: Master, node: Node) -> None:
     engine = make_engine()
     answer = stored(engine)
-    master.process.send_signal(signal.SIGSTOP)
+    stop(master.process)
     again = engine.serve(PROMPT)
     assert again.loaded == 0 and again.answer == answer
     assert engine.ask("counts")["offload_remote_unanswered"] >= 1
@@ -147,7 +147,7 @@ def test_a_lookup_that_has_no_end_ends_the_porter(make_engine: MakeEngine, maste
     engine = make_engine(lookup_wait_ms=20, timeout_s=1)
     stored(engine)
     before, _ = engine.ask("porter")
-    master.process.send_signal(signal.SIGSTOP)
+    stop(master.process)
     assert engine.serve(PROMPT).loaded == 0
     until(lambda: engine.ask("porter")[0] != before, "the lookup goes on", lambda: engine.serve([2, 3]))
     master.process.send_signal(signal.SIGCONT)
