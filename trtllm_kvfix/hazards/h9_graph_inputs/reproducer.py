@@ -4,7 +4,7 @@ Shows:     a graph has captured copies out of token_to_slot_host, which is pinne
            fills the table for its own batch before the replay has run, and tokens are computed with another request's
            adapter.
 Control:   the same steps, with the host waiting for the replay before the next step fills the table.
-Needs:     torch, a GPU, TensorRT-LLM with LoRA on routed experts in CUDA graphs (1.3.0rc21 and later); no model. Half
+Needs:     torch, a GPU, TensorRT-LLM with LoRA on routed experts in CUDA graphs (1.3.0rc19 and later); no model. Half
            a minute.
 """
 
