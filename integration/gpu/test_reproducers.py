@@ -15,17 +15,19 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from integration.gpu.record import record  # noqa: E402
-from tests.reproducers.test_reproducers import MODES, RUNS, build, script  # noqa: E402  not there where the module is skipped
+from tests.reproducers.test_reproducers import AS_A_SERVER, CLEAN, MODES, RUNS, build, script  # noqa: E402  not there where the module is skipped
 from tests.standin.fixture import STANDIN  # noqa: E402
 
 ROOT = STANDIN.parents[1]
 LIMIT_S = 120
 
 
-def run(hazard: str, variant: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    hazard: str, variant: str, folder: Path, *launcher: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     paths = os.pathsep.join(map(str, (STANDIN, ROOT)))
     environ = os.environ | build(variant) | variables | {"STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
-    command = [sys.executable, script(hazard, folder)]
+    command = [sys.executable, *launcher, script(hazard, folder)]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
@@ -39,4 +41,17 @@ def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: i
 def test_a_torn_launch_stays_by_the_mode_of_the_trim(mode: str, code: int, said: str, tmp_path: Path) -> None:
     done = run("h10", "F+trim", tmp_path, TRTLLM_STEP_PROLOGUE_TRIM=mode)
     assert (done.stdout, done.returncode) == (f"{said}\n", code), done.stderr
-    record("trim_modes.csv", {"mode": mode, "exit_code": done.returncode, "said": done.stdout.strip()})
+    note(mode, "off", done)
+
+
+@pytest.mark.parametrize("mode", [mode for mode, *_ in MODES])
+def test_no_launch_is_torn_below_the_overlay_in_any_mode(mode: str, tmp_path: Path) -> None:
+    launcher = ("-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", AS_A_SERVER)
+    done = run("h10", "F+trim", tmp_path, *launcher, TRTLLM_STEP_PROLOGUE_TRIM=mode)
+    assert done.returncode == CLEAN, done.stdout + done.stderr
+    note(mode, "on", done)
+
+
+def note(mode: str, overlay: str, done: "subprocess.CompletedProcess[str]") -> None:
+    said = done.stdout.strip().splitlines()[-1]
+    record("trim_modes.csv", {"mode": mode, "overlay": overlay, "exit_code": done.returncode, "said": said})
