@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from integration.upstream import v2_memory
+from integration.upstream.doubles import Idle
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 LAYOUT = "build_kv_cache_layout_v2"
@@ -26,26 +27,13 @@ IS_OFF = """
 IS_NOT_THERE = "draft_kv_cache_manager draft_model_engine dwdp_manager llm_args"
 
 
-class Disaggregation:
-    """Upstream's for a server without one: every call does nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _nothing
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
 def sets() -> dict[str, Any]:
     """What its constructor sets and the loops look at."""
     return {
         **dict.fromkeys(IS_OFF.split(), False),
         **dict.fromkeys(IS_NOT_THERE.split()),
         "control_requests": [],
-        "disagg": Disaggregation(),
+        "disagg": Idle(),
         "max_draft_len": 0,
         "max_total_draft_tokens": 0,
         "_is_kv_manager_v2": True,

@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 from integration.upstream.assemble import module_text, slices, sources
+from integration.upstream.doubles import Idle, does_nothing
 from tests.standin.serving import PYEXECUTOR
 from tests.torture.v2_attack import Attack
 
@@ -85,11 +86,11 @@ def _globals() -> dict[str, Any]:
     tensors = import_module("tensorrt_llm._standin.tensors").tensors()
     request, sampler = import_module(f"{PYEXECUTOR}.llm_request"), import_module(f"{PYEXECUTOR}.sampler")
     trims = import_module("tensorrt_llm._standin.variant").STEP_PROLOGUE_TRIM
-    cuda = SimpleNamespace(set_device=_nothing, current_stream=tensors.current_stream, stream=tensors.on)
+    cuda = SimpleNamespace(set_device=does_nothing, current_stream=tensors.current_stream, stream=tensors.on)
     return {
         "torch": SimpleNamespace(cuda=cuda),
-        "cudart": SimpleNamespace(cudaSetDevice=_nothing),
-        "CUASSERT": _nothing,
+        "cudart": SimpleNamespace(cudaSetDevice=does_nothing),
+        "CUASSERT": does_nothing,
         "BatchState": SimpleNamespace,
         "LlmRequestState": request.LlmRequestState,
         "FinishReason": request.FinishReason,
@@ -104,21 +105,6 @@ def _globals() -> dict[str, Any]:
         "step_prologue_trim_enabled": lambda: trims,
         "time": time,
     }
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """What upstream calls and a rank alone on a simulated device does not need."""
-
-
-class Idle:
-    """A part of upstream's that is there and has nothing to do."""
-
-    enabled = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _nothing
 
 
 class Timing(Idle):
@@ -174,7 +160,7 @@ def _beside(executor: Any) -> dict[str, Any]:
         assert not batch.generation_requests, "a batch that cannot be queued has what was allocated for it"
 
     return {
-        **dict.fromkeys(DOES_NOTHING.split(), _nothing),
+        **dict.fromkeys(DOES_NOTHING.split(), does_nothing),
         **dict.fromkeys(IS_OFF.split(), False),
         **dict.fromkeys(IS_NOT_THERE.split()),
         "device_id": 0,
@@ -196,7 +182,7 @@ def _beside(executor: Any) -> dict[str, Any]:
         "_handle_responses": lambda self, **_: respond(self),
         "_is_kv_manager_v2": True,
         "_pending_recompute_pause_ids": frozenset(),
-        "_profiler": lambda _: nullcontext(_nothing),
+        "_profiler": lambda _: nullcontext(does_nothing),
         "_rebalance_check_interval": 1,
         "_revert_gen_alloc": take_back,
         "_sample_on_execution_stream": property(
@@ -215,7 +201,7 @@ def _requests() -> list[tuple[Any, dict[str, Any]]]:
     engine = import_module(f"{PYEXECUTOR}.model_engine").PyTorchModelEngine
     return [
         (request, {"is_attention_dp_dummy": False, "is_child": False, "py_batch_idx": None, "py_decoding_iter": 0}),
-        (request, {"create_response": _nothing, "kv_cache_retention_config": None}),
+        (request, {"create_response": does_nothing, "kv_cache_retention_config": None}),
         (request, {"reset_for_recompute": request.pause}),
         (batch, {"encoder_requests": (), "num_encoder_requests": 0, "scheduled_mm_encoder_items": ()}),
         (batch, {"recompute_paused_requests": property(lambda self: self.paused_requests)}),

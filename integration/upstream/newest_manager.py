@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from integration.upstream import newest_loops
+from integration.upstream.doubles import does_nothing
 from integration.upstream.newest_loops import methods
 from integration.upstream.v2_methods import rewind_context_after_cache_drop, settle_context_cursor
 from integration.upstream.v2_runtime import BAD_PAGE
@@ -89,7 +90,7 @@ def _globals() -> dict[str, Any]:
         "LlmRequestState": import_module(f"{PYEXECUTOR}.llm_request").LlmRequestState,
         "ReuseScope": ReuseScope,
         "_settle_context_cursor": settle_context_cursor,
-        "_update_kv_cache_draft_token_location": _nothing,
+        "_update_kv_cache_draft_token_location": does_nothing,
         "get_draft_token_length": lambda request: len(request.py_draft_tokens),
         "hashlib": hashlib,
         "logger": logging.getLogger("tensorrt_llm"),
@@ -98,10 +99,6 @@ def _globals() -> dict[str, Any]:
         "rewind_context_after_cache_drop": rewind_context_after_cache_drop,
         "torch": SimpleNamespace(Tensor=object),  # local names are annotated with it
     }
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Statistics, guard pages, connectors."""
 
 
 IS_OFF = """
@@ -131,10 +128,10 @@ def _beside(kind: Any) -> dict[str, Any]:
         "_can_publish_block_reuse": True,
         "_connector_life_cycle_by_group": None,
         "_connector_may_serve": lambda *_: False,
-        "_fill_fresh_kv_pages": _nothing,
+        "_fill_fresh_kv_pages": does_nothing,
         "_generation_draft_slots": lambda _, request: len(request.py_draft_tokens),
-        "_log_window_crossing": _nothing,
-        "_prepare_connector_prefix_reservation": _nothing,
+        "_log_window_crossing": does_nothing,
+        "_prepare_connector_prefix_reservation": does_nothing,
         "_standalone_draft_reserve": 0,
         "_reuse_token_source": lambda _, request: request.get_tokens(0)[: request.prompt_len],
     }
@@ -155,7 +152,7 @@ class ManagedCache(LentCache):
 
     enable_swa_scratch_reuse = False
     cuda_stream: Any = None
-    discard_pending_stats = drop_cached_token_attribution = _nothing
+    discard_pending_stats = drop_cached_token_attribution = does_nothing
 
     def resize(self, capacity: int | None, history: int | None = None) -> bool:
         return bool(self._cache.resize(capacity, history))
@@ -183,7 +180,7 @@ def _create(self: Books, scope: ReuseScope, tokens: Sequence[int], id: int, **_:
 BOOKS = {
     "create_kv_cache": _create,
     "layer_grouping": [[group] for group in range(len(SLIDING))],
-    "clear_stats_excluded": _nothing,
-    "mark_stats_excluded": _nothing,
+    "clear_stats_excluded": does_nothing,
+    "mark_stats_excluded": does_nothing,
     "probe_reuse": lambda self, scope, tokens: self.levels.runtime.probe_reuse(scope.salt, tokens),
 }
