@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from integration.gpu.record import record  # noqa: E402
-from tests.reproducers.test_reproducers import AS_A_SERVER, CLEAN, MODES, RUNS, build, script  # noqa: E402  not there where the module is skipped
+from tests.reproducers.test_reproducers import BELOW_THE_OVERLAY, CLEAN, MODES, RUNS, build, script  # noqa: E402  not there where the module is skipped
 from tests.standin.fixture import STANDIN  # noqa: E402
 
 ROOT = STANDIN.parents[1]
@@ -46,8 +46,7 @@ def test_a_torn_launch_stays_by_the_mode_of_the_trim(mode: str, code: int, said:
 
 @pytest.mark.parametrize("mode", [mode for mode, *_ in MODES])
 def test_no_launch_is_torn_below_the_overlay_in_any_mode(mode: str, tmp_path: Path) -> None:
-    launcher = ("-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", AS_A_SERVER)
-    done = run("h10", "F+trim", tmp_path, *launcher, TRTLLM_STEP_PROLOGUE_TRIM=mode)
+    done = run("h10", "F+trim", tmp_path, *BELOW_THE_OVERLAY, TRTLLM_STEP_PROLOGUE_TRIM=mode)
     assert done.returncode == CLEAN, done.stdout + done.stderr
     note(mode, "on", done)
 

@@ -51,6 +51,7 @@ AS_A_SERVER = (
     "import runpy, sys, tensorrt_llm._torch.pyexecutor.py_executor_creator\n"
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
+BELOW_THE_OVERLAY = ("-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", AS_A_SERVER)
 
 # With a driver in the place of the machine's, which may have none.
 ON_A_DRIVER = """
@@ -138,8 +139,7 @@ def test_where_something_is_not_installed_one_line_says_what(hazard: str, tmp_pa
 
 @pytest.mark.parametrize(("hazard", "variant"), FIXED)
 def test_with_the_overlay_it_comes_out_clean(hazard: str, variant: str, tmp_path: Path) -> None:
-    launcher = ("-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", AS_A_SERVER)
-    done = run(variant, *launcher, script(hazard, tmp_path))
+    done = run(variant, *BELOW_THE_OVERLAY, script(hazard, tmp_path))
     assert done.returncode == CLEAN, done.stdout + done.stderr
 
 
