@@ -184,7 +184,7 @@ HAZARDS = (
     Hazard(
         room="h10_step_prologue_trim",
         what="a torn launch counts as made, so the equal ones that would mend it are skipped",
-        symptoms={"step-prologue-trim": "the same for many steps, in a build with the step-prologue trim"},
+        symptoms={"step-prologue-trim": "the same for many steps (7 of 7), with the step-prologue trim"},
         not_on={
             "device": "the torn launch is that of H2, and what keeps it is a record on the host",
             "installed": "`offsets-v2` shows the torn launch; `reproduce H10` shows that it stays",
