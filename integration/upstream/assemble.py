@@ -24,6 +24,7 @@ from integration.upstream.slices import Slice, cut, of_module
 VARIABLE = "KVFIX_UPSTREAM"
 RECIPE = "recipe.toml"  # in the folder with the excerpts
 RUNTIME = "v2-runtime"  # beside it, with files that are whole
+UNKNOWN = "unknown"
 EXCERPTS = "EXCERPTS"  # marks a tree that is not whole
 DIFFERS = 3  # the exit code of a comparison that found something; an error ends with 1
 MANIFEST = Path(__file__).resolve().parent / "manifest.toml"
@@ -37,8 +38,8 @@ class Source:
     path: str
     windows: Path  # a folder of excerpts, or the whole file
     chars: int  # of the whole file
-    repository: str = ""
-    commit: str = ""
+    repository: str = ""  # of a fork, too
+    commit: str = UNKNOWN  # of a file that is stored by number alone
     begins_in: str = ""  # the class in whose body the first excerpt begins
 
 
@@ -146,8 +147,9 @@ def _known_by(excerpt: Sequence[Any]) -> str:
 
 def _entry(source: Source) -> dict[str, Any]:
     entry: dict[str, Any] = {"eras": list(source.eras), "path": source.path}
-    if source.commit:
-        entry |= {"repository": source.repository, "commit": source.commit}
+    if source.repository:
+        entry["repository"] = source.repository
+    entry["commit"] = source.commit
     if source.windows.is_file():
         whole = source.windows.read_bytes()
         if len(whole.decode()) != source.chars:
@@ -187,14 +189,14 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
         for name, _, sha256 in file["excerpts"]:
             if sha256 not in found:
                 state = "differs" if name.split("#")[0] in names else "missing"
-                read_at = f" (read at {file['commit']})" if "commit" in file else ""
+                read_at = "" if file["commit"] == UNKNOWN else f" (read at {file['commit']})"
                 yield f"{file['path']}: {name}: {state}{read_at}"
 
 
 def mixed(era: str) -> str:
     """What a comparison with this era cannot say, or nothing."""
-    commits = {file.get("commit") for file in _files() if era in file["eras"]}
-    if len(commits) == 1 and None not in commits:
+    commits = {file["commit"] for file in _files() if era in file["eras"]}
+    if len(commits) == 1 and UNKNOWN not in commits:
         return ""
     return f"Era {era} was not read at one known commit, so what is shown on it is proved for no release."
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tomllib
 
-from integration.upstream.assemble import MANIFEST, module_text, parts
+from integration.upstream.assemble import MANIFEST, UNKNOWN, module_text, parts
 from integration.upstream.slices import Slice, cut, of_module
 
 SOURCE = '''import os
@@ -90,5 +90,6 @@ def test_the_manifest_names_and_hashes_and_holds_no_text() -> None:
     assert {era for each in files for era in each["eras"]} == {"A", "S", "B2", "C", "D", "N", "N2", "O", "V2"}
     for each in files:
         assert set(each) <= {"eras", "path", "repository", "commit", "chars", "sha256", "excerpts"}
+        assert each["commit"] == UNKNOWN or (len(each["commit"]) >= 12 and each["repository"])
         for name, chars, sha256 in each["excerpts"]:
             assert "\n" not in name and len(name) < 200 and chars > 0 and len(sha256) == 64
