@@ -3,8 +3,8 @@ on V2 (tests/torture/v2_attack.py). Each run has a process of its own."""
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -15,11 +15,13 @@ import pytest
 from integration.upstream.newest_scheduler import SCHEDULED_HAPPENS
 from integration.upstream.processes import alone
 from integration.upstream.test_answered_connector import FIX, OneByOne
-from integration.upstream.test_newest_loops import FOLDER
+from integration.upstream.test_newest_loops import FOLDER, PLACES
 from integration.upstream.test_newest_manager import AWAITED, WAYS
 from integration.upstream.v2_compared import Caller, Steps, Theirs
 from integration.upstream.v2_driver import Timeline, runtime_of
 from integration.upstream.v2_whole import Excerpts, WholeAttack, keeping_blocks, unchecked, whole
+from tests.fixes.faults import Fault, Planted, attributes_of, failing
+from tests.fixes.proofs import places_of
 from tests.torture import v2_attack
 from tests.torture.engines import needed
 from tests.torture.v2_attack import Way
@@ -31,6 +33,12 @@ pytestmark = pytest.mark.skipif(
 )
 SIDES = pytest.mark.parametrize("answers", [False, True], ids=["reserves", "answers"])
 DANGLING = "ValueError('Dereferencing a dangling rawref')"
+ROOM = "fixes.connector_prefixes."
+# Each with whether the connector answers; one that reserves does not come by that fix.
+FAULTS = [
+    *(pytest.param(place, answers, id=f"{place}-{answers}") for place in PLACES for answers in (False, True)),
+    *(pytest.param(place, True, id=str(place)) for place in places_of(FIX)),
+]
 LOOPS = [Way("F", overlap=overlap, guesses=(0,)) for overlap in (True, False)]
 
 
@@ -42,12 +50,13 @@ class Seen(NamedTuple):
     unraised: list[str]  # errors of what has no caller, such as the end of a page
     faults: list[str]  # of ours
     did: dict[str, int]
+    planted: int  # faults of ours that were raised on purpose
 
 
-def require_right(seen: Seen) -> None:
+def require_right(seen: Seen, *, faults: Sequence[str] = (), loads: bool = True) -> None:
     assert (seen.tables, seen.wrong, seen.leftovers) == (0, [], [])
-    assert (seen.error, seen.unraised, seen.faults) == ("", [], [])
-    assert {"load at once", "load in the background"} <= seen.did.keys()
+    assert (seen.error, seen.unraised, seen.faults) == ("", [], [*faults])
+    assert not loads or {"load at once", "load in the background"} <= seen.did.keys()
 
 
 @SIDES
@@ -56,6 +65,17 @@ def test_with_all_fixes_nothing_is_wrong(way: Way, *, answers: bool) -> None:
     seen = attack_alone(way, needed(way.variant), answers=answers)
     require_right(seen)
     assert SCHEDULED_HAPPENS - seen.did.keys() == set()
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize(("place", "answers"), FAULTS)
+def test_a_fault_of_ours_at_any_place_costs_time_alone(place: Fault, *, answers: bool, always: bool) -> None:
+    by_layer = place.llm_args.get("kv_cache_config", {}).get("enable_swa_scratch_reuse", False)
+    way = Way("F", awaited=False, by_layer=by_layer, trim=True, guesses=(0,))
+    seen = attack_alone(way, needed("F"), steps=STEPS // 3, answers=answers, fault=(place, always))
+    assert seen.planted > 0, f"nothing comes by {place.name}"
+    refuses = always and place.name.startswith(ROOM)  # what a connector would load; upstream computes it
+    require_right(seen, faults=[f"Injected: {place.name}"], loads=not refuses)
 
 
 @SIDES
@@ -171,6 +191,7 @@ def _attack(
     with (
         way.build(),
         mock.patch.object(v2_attack, "ACTIVE", options.pop("active", v2_attack.ACTIVE)),
+        planted_in(options.pop("fault", None)) as planted,
         whole(EXCERPTS, way, fixes, timeline, **options) as (attack, faults),
     ):
         error = ""
@@ -180,8 +201,18 @@ def _attack(
             error = _said(raised)
         leftovers = [] if error else attack.leftovers()
         tables, wrong = len(attack.corrupt_tables), attack.contents.wrong[:3]
-        sending.send(Seen(tables, wrong, leftovers, error, unraised, faults(), attack.did))
+        sending.send(Seen(tables, wrong, leftovers, error, unraised, faults(), attack.did, planted.raised))
         os._exit(0)
+
+
+@contextmanager
+def planted_in(fault: tuple[Fault, bool] | None) -> Iterator[Planted]:
+    if fault is None:
+        yield Planted()
+        return
+    place, always = fault
+    with attributes_of(place), failing(place.name, always=always) as planted:
+        yield planted
 
 
 def _said(error: Exception) -> str:
