@@ -313,6 +313,7 @@ ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, 
 	@for seed in 2 3 4 5 6 7 8 9; do TORTURE_SEED=$$seed TORTURE_FORKS=16 $(PYTEST) tests/torture || exit 1; done
 	@TORTURE_STEPS=10000 $(PYTEST) tests/torture/test_v1_watched.py tests/torture/test_v2_watched.py -k silent_where
 	@TORTURE_STEPS=10000 $(PYTEST) tests/torture/test_v2_attack.py -k "trim and with_all_fixes or F- and costs_time"
+	@TORTURE_ROUNDS=400 $(PYTEST) tests/fixes/test_faults.py -k "F-"
 	@$(PY) -m tests.engine.long_run --requests 10000
 	@$(MAKE) lint TIDY_STATES=225000
 	@$(MAKE) tsan race-control asan STRESS_SECONDS=600 STRESS_SEED=$(LONG_SEED)
