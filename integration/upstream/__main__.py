@@ -79,6 +79,9 @@ def summarise(results: list[Result]) -> None:
         for kind, names in ours.items():
             if names:
                 say(f"    methods of {kind} that the tree lacks, ours instead: {', '.join(names)}")
+        runtimes = sorted({each.tree["v2_runtime"] for each in mine if each.tree.get("v2_runtime")})
+        if runtimes:
+            say(f"    V2's runtime: {' and '.join(runtimes)}")
         called = sorted({name for each in mine for name in each.tree.get("doubles_called", [])})
         say(f"    doubles that were called: {', '.join(called) or 'none'}")
         waits = sorted({name for each in mine for name in each.tree.get("waited_for", [])})

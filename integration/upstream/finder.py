@@ -51,6 +51,7 @@ class Tree(MetaPathFinder):
         self.shadowed: set[str] = set()  # modules of the tree in whose place one of ours runs
         # By class: methods of ours, where no excerpt has one, or where upstream's wants bindings that nobody has read.
         self.lacking: dict[str, list[str]] = {"KVCacheManager": [], "PyExecutor": []}
+        self.v2_runtime = ""  # whose it is
         self.constructors: dict[str, Any] = {}  # of upstream, by class, also where one of ours is in use
         self.doubled: dict[str, str] = {}  # module -> why
         self.supplied: dict[str, list[str]] = {}  # module -> names that no excerpt of it imports

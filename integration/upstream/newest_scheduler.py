@@ -21,6 +21,7 @@ from unittest import mock
 from integration.upstream import newest_loops
 from integration.upstream.newest_connector import CONNECTED_HAPPENS
 from integration.upstream.v2_methods import rewind_context_after_cache_drop
+from integration.upstream.v2_pages import first_new_block
 from tests.standin.serving import PYEXECUTOR
 from tests.torture.v2_attack import BATCH, Attack
 from tests.torture.v2_books import Books
@@ -90,9 +91,8 @@ def _globals(request: ModuleType) -> dict[str, Any]:
 
 
 def _first_new_block(self: Books, scope: Any, tokens: Sequence[int]) -> object:
-    """By its tokens. The runtime has a digest."""
-    end = self.levels.runtime.probe_reuse(scope.salt, tokens) + self.tokens_per_block
-    return (scope, tuple(tokens[:end])) if end <= len(tokens) else None
+    reused = self.levels.runtime.probe_reuse(scope.salt, tokens)
+    return first_new_block(scope, tokens, reused, self.tokens_per_block)
 
 
 MANAGER = {"enable_joint_kv_cache_reuse": False}

@@ -180,6 +180,7 @@ def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
         "missing_seams": tree.missing_seams,
         "doubles_called": outcome.doubles_called,
         "waited_for": outcome.settled,
+        "v2_runtime": tree.v2_runtime,
         "fixes": outcome.fixes,
         "batches": outcome.batches,
         "warnings": outcome.warnings[:5],

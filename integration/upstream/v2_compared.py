@@ -51,28 +51,32 @@ class Ours:
 
 
 class Theirs:
-    """Two layers whose pages have other sizes, so each has a pool of its own."""
+    """Layers whose pages have other sizes, so each has a pool of its own."""
 
-    def __init__(self, runtime: Any, pages: int = PAGES, host_pages: int = HOST_PAGES) -> None:
+    def __init__(
+        self, runtime: Any, pages: int = PAGES, host_pages: int = HOST_PAGES,
+        windows: Sequence[int | None] = (None, WINDOW), tokens_per_block: int = TOKENS_PER_BLOCK,
+    ) -> None:  # fmt: skip
         self._module = runtime
+        sizes = [(1 + layer) * MIB for layer in range(len(windows))]  # of a key, or a value
         layers = [
             runtime.AttentionLayerConfig(
                 layer_id=layer,
-                buffers=[runtime.BufferConfig(role=role, size=(1 + layer) * MIB) for role in ("key", "value")],
+                buffers=[runtime.BufferConfig(role=role, size=sizes[layer]) for role in ("key", "value")],
                 sliding_window_size=window,
             )
-            for layer, window in enumerate((None, WINDOW))
+            for layer, window in enumerate(windows)
         ]
-        page = sum(2 * (1 + layer) * MIB for layer in range(GROUPS))
+        page = 2 * sum(sizes)
         behind = [runtime.HostCacheTierConfig(quota=host_pages * page)] if host_pages else []
         self.runtime = runtime.KVCacheManager(
             runtime.KVCacheManagerConfig(
-                tokens_per_block=TOKENS_PER_BLOCK,
+                tokens_per_block=tokens_per_block,
                 cache_tiers=[runtime.GpuCacheTierConfig(quota=pages * page), *behind],
                 layers=layers,
                 enable_partial_reuse=False,
                 enable_stats=False,
-                initial_pool_ratio=[1 / 3, 2 / 3],
+                initial_pool_ratio=[size / sum(sizes) for size in sizes],
             )
         )
 

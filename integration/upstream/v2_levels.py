@@ -10,6 +10,14 @@ KINDS = {"device to host": "offload", "host to device": "onboard", "device to de
 GROUP, WITHIN = 50, 44  # bits of an address of v2_storage: the group, and behind its pool the byte
 
 
+def slots_copied(storage: Any, kind: str, source: int, target: int) -> tuple[str, int, int, int]:
+    """What a copy between these addresses is, in which group, and of which slot to which."""
+    group = source >> GROUP & 63
+    size = storage.slot_size(group)[0]
+    within = (1 << WITHIN) - 1
+    return KINDS[kind], group, (source & within) // size, (target & within) // size
+
+
 class TheirLevels:
     def __init__(self, module: Any, order: Timeline, pages: int, host_pages: int) -> None:
         self._theirs = Theirs(module, pages, host_pages)
@@ -24,12 +32,8 @@ class TheirLevels:
         self.order.host_waits = wait
 
     def copied(self, kind: str, source: int, target: int) -> None:
-        if self._move is None:
-            return
-        group = source >> GROUP & 63
-        size = self._storage.slot_size(group)[0]
-        within = (1 << WITHIN) - 1
-        self._move(KINDS[kind], group, (source & within) // size, (target & within) // size)
+        if self._move is not None:
+            self._move(*slots_copied(self._storage, kind, source, target))
 
     def create_kv_cache(self, salt: Any, tokens: list[int]) -> Any:
         assert salt is None, "all prompts are of one scope"

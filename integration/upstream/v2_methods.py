@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 
 from integration.upstream.fallbacks import strict
-from integration.upstream.v2_pages import LifeCycle, Pool
-from integration.upstream.v2_runtime import BAD_PAGE, Runtime
+from integration.upstream.v2_pages import LifeCycle
+from integration.upstream.v2_runtime import BAD_PAGE
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 MANAGER = f"{EXECUTOR}.kv_cache.kv_cache_manager_v2"
@@ -104,15 +104,13 @@ NAMES: dict[str, dict[str, Any]] = {
 class Manager:
     """The V2 manager's own methods and the loops call these on it."""
 
-    def __init__(self: Any, shape: Any, connector: Any, stream: Any, mapper: Any) -> None:
+    def __init__(self: Any, shape: Any, connector: Any, stream: Any, mapper: Any, runtime: Any) -> None:
         windows = [None if window >= shape.max_seq_len else window for window in shape.windows]
-        pools = [Pool(window, shape.blocks, shape.host_blocks) for window in shape.windows]
-        self.impl = Runtime(shape.tokens_per_block, [LifeCycle(each) for each in windows], pools)
-        self.kv_cache_map = self.impl.caches
+        self.impl, self.kv_cache_map = runtime, runtime.caches
         self.kv_connector_manager, self._stream = connector, stream
         self.tokens_per_block, self.max_seq_len = shape.tokens_per_block, shape.max_seq_len
         self.max_batch_size, self.max_beam_width, self.kv_factor = shape.max_batch_size, 1, 2
-        self.num_pools, self.max_attention_window_vec = len(pools), list(shape.windows)
+        self.num_pools, self.max_attention_window_vec = len(windows), list(shape.windows)
         self.max_blocks_per_seq = -(-shape.max_seq_len // shape.tokens_per_block // 4) * 4
         rows = shape.max_batch_size + 1
         self.index_mapper = mapper(rows, 1)

@@ -1,6 +1,7 @@
 """Pages of the V2 runtime: on the device, in the host tier behind it, and in the tree of prefixes. Ours."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +29,12 @@ class LifeCycle:
         if self.window_size is None:
             return Range(0, 0)
         return Range(0, max(0, history + 1 - self.window_size) // tokens_per_block)
+
+
+def first_new_block(scope: Any, tokens: Sequence[int], reused: int, tokens_per_block: int) -> object:
+    """The key of the block behind what is reused, if the tokens fill it: these tokens. Upstream has a digest."""
+    end = (reused // tokens_per_block + 1) * tokens_per_block
+    return (scope, tuple(tokens[:end])) if end <= len(tokens) else None
 
 
 @dataclass(eq=False)

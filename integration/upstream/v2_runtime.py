@@ -10,7 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from integration.upstream.v2_pages import Block, LifeCycle, OutOfPages, Page, Pool, Range, Tree, lock_all, make_room
+from integration.upstream.v2_pages import (
+    Block,
+    LifeCycle,
+    OutOfPages,
+    Page,
+    Pool,
+    Range,
+    Tree,
+    first_new_block,
+    lock_all,
+    make_room,
+)
 
 BAD_PAGE = -1
 
@@ -44,9 +55,7 @@ class Runtime:
         return len(whole) * self.tokens_per_block + self.part(scope, tokens, whole)[1]
 
     def probe_first_new_block_key(self, scope: Any, tokens: Sequence[int]) -> object:
-        """By its tokens. Upstream has a digest."""
-        end = (len(self.match(scope, tokens)) + 1) * self.tokens_per_block
-        return (scope, tuple(tokens[:end])) if end <= len(tokens) else None
+        return first_new_block(scope, tokens, self.probe_reuse(scope, tokens), self.tokens_per_block)
 
     def mark_stats_excluded(self, request_id: int) -> None:
         pass

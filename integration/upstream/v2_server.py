@@ -15,6 +15,7 @@ from integration.upstream.fallbacks import complete
 from integration.upstream.loading import V2_BINDINGS
 from integration.upstream.server import Server
 from integration.upstream.v2_methods import EXECUTOR, MANAGER, NAMES, SCHEDULER, Manager, Steps, request_class
+from integration.upstream.v2_theirs import runtime_for
 
 REGISTER = "_maybe_init_kv_connector_manager"
 
@@ -57,7 +58,8 @@ class V2Server(Server):
             self.connector.configure_prefix_reservations(enabled=True)
             self.connector.reject_flat_only_scheduler(len(self.shape.windows))
         mapper = sys.modules[V2_BINDINGS].IndexMapper
-        return module.KVCacheManagerV2(self.shape, self.connector, self.stream, mapper)
+        runtime = runtime_for(self.tree, self.shape)
+        return module.KVCacheManagerV2(self.shape, self.connector, self.stream, mapper, runtime)
 
     def _executor(self) -> Any:
         kind = import_module(f"{EXECUTOR}.py_executor").PyExecutor
