@@ -56,7 +56,7 @@ def test_a_scene_lacks_a_protection_that_the_engine_can_be_without(hazard: Hazar
 def test_each_hazard_has_its_page_its_script_and_its_rows_in_the_readme(hazard: Hazard) -> None:
     page = page_of(hazard)
     assert (PAGES / page).is_file(), f"docs/hazards/{page}: the page of {hazard.id}"
-    assert script_of(hazard).startswith(f'"""{hazard.id}: ')
+    assert script_of(hazard.id).startswith(f'"""{hazard.id}: ')
     assert f"hazards/{page}" in (ROOT / "mkdocs.yml").read_text(), f"mkdocs.yml does not list hazards/{page}"
     readme = (ROOT / "README.md").read_text()
     for fix, symptom in hazard.symptoms.items():

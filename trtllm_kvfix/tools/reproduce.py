@@ -17,7 +17,6 @@ import click
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.hazards import table
-from trtllm_kvfix.hazards.table import Hazard
 
 OURS = f"{__name__.partition('.')[0]}."
 EXIT_CODES = "Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.\n"
@@ -26,56 +25,60 @@ ERRORS_END_WITH_2 = """sys.excepthook = lambda kind, error, trace: (  # it is no
     sys.exit(2),
 )
 """
-IDS = tuple(hazard.id for hazard in table.HAZARDS)
+# By name: a hazard's, and for a second script of its room what that is about.
+SCRIPTS = {
+    hazard.id + path.stem.removeprefix("reproducer").replace("_", "-").upper(): path
+    for hazard in table.HAZARDS
+    for path in sorted(Path(table.__file__).with_name(hazard.room).glob("reproducer*.py"))
+}
 
 
 def _one_with_a_script(_context: click.Context, _parameter: click.Parameter, which: str | None) -> str | None:
     """As the table writes it. Pages name hazards that no script shows, so click's own words would mislead."""
-    if which is None or which.upper() in IDS:
+    if which is None or which.upper() in SCRIPTS:
         return which and which.upper()
-    raise SettingsError(f"there is no script for '{which}'; there is one for {', '.join(IDS)}")
+    raise SettingsError(f"there is no script for '{which}'; there is one for {', '.join(SCRIPTS)}")
 
 
 @click.command()
 @click.argument("which", metavar="[HAZARD]", required=False, callback=_one_with_a_script)
 @click.option("--script", is_flag=True, help="Print the script and run nothing.")
 def reproduce(which: str | None, script: bool) -> None:
-    """Show a hazard on what is installed here, by a script of at most 160 lines that does not know this package.
+    """Show a hazard on what is installed here, by a script of at most 200 lines that does not know this package.
 
-    HAZARD is H1 to H10, H13 or H17; without it, the command lists them. No script needs a model. Most need a GPU, torch
-    and TensorRT-LLM; its first lines say what a script needs, what it shows, and what its control is.
+    HAZARD is H1 to H10, H8-V2, H13 or H17; without it, the command lists them. No script needs a model. Most need a
+    GPU, torch and TensorRT-LLM; its first lines say what a script needs, what it shows, and what its control is.
 
     The exit code is the script's: 1 if the hazard shows, 0 if it does not, 2 if it cannot be tested here, because
     something is missing or fails, or the control is wrong.
     """
     if which is None:
         if script:
-            raise SettingsError(f"--script prints the script of one hazard; name it: {', '.join(IDS)}")
-        for hazard in table.HAZARDS:
-            click.echo(f"{hazard.id}  {shown(hazard)}")
+            raise SettingsError(f"--script prints the script of one hazard; name it: {', '.join(SCRIPTS)}")
+        for name in SCRIPTS:
+            click.echo(f"{name}  {shown(name)}")
         return
-    hazard = table.HAZARDS[IDS.index(which)]
     if script:
-        click.echo(script_of(hazard), nl=False)
+        click.echo(script_of(which), nl=False)
         return
     with TemporaryDirectory() as folder:
-        path = Path(folder) / f"{hazard.id.lower()}.py"
-        path.write_text(script_of(hazard), encoding="utf-8")
+        path = Path(folder) / f"{which.lower()}.py"
+        path.write_text(script_of(which), encoding="utf-8")
         sys.exit(subprocess.run([sys.executable, str(path)], check=False).returncode)
 
 
-def shown(hazard: Hazard) -> str:
-    """The first line of the script, without the hazard's name."""
-    said = ast.get_docstring(ast.parse(script_of(hazard))) or ""
-    return said.partition("\n")[0].removeprefix(f"{hazard.id}: ")
+def shown(name: str) -> str:
+    """The first line of the script, without its name."""
+    said = ast.get_docstring(ast.parse(script_of(name))) or ""
+    return said.partition("\n")[0].removeprefix(f"{name}: ")
 
 
 # ---- the script ----
 
 
-def script_of(hazard: Hazard) -> str:
+def script_of(name: str) -> str:
     """With what all scripts say: their exit codes, and before anything can fail, that an error is no hazard."""
-    whole = _whole(Path(table.__file__).with_name(hazard.room) / "reproducer.py")
+    whole = _whole(SCRIPTS[name])
     said, code = whole.split('"""\n\n', 1)
     imports, rest = code.split("\n\n", 1)
     return f'{said}{EXIT_CODES}"""\n\n{imports}\n\n{ERRORS_END_WITH_2}\n{rest}'

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from trtllm_kvfix.hazards.build import CountedRequests
-from trtllm_kvfix.hazards.ground import Ground, NothingToShow, Unavailable
+from trtllm_kvfix.hazards.ground import Ground, NothingToShow
 from trtllm_kvfix.hazards.small import TOKENS_PER_BLOCK, Requests
 from trtllm_kvfix.hazards.table import Scenario
 from trtllm_kvfix.overlay.upstream import Upstream
@@ -35,7 +35,7 @@ def shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
     return requests.released()
 
 
-class _Answering:
+class Answering:
     """In the place of V2's connector manager: it answers with a prefix as long as it was told to, and loads nothing."""
 
     prefix_reservations_enabled = False
@@ -60,15 +60,12 @@ class _Answering:
     release_unstarted_prefix_loads = release_prefix_reservation = has_pending_load = get_prefix_reservation = _nothing
 
 
-class _Served(Requests):
+class Served(Requests):
     """Requests of V2, whose first layer has a window of two blocks."""
 
-    def __init__(self, ground: Ground, up: Upstream) -> None:
-        kind = up.attribute(up.v2_module, "KVCacheManagerV2")
-        if not hasattr(kind, "_resize_for_connector_prefix"):
-            raise NothingToShow("no connector answers KVCacheManagerV2 with a prefix")
-        super().__init__(ground.stream(), blocks=64, kind=kind, max_attention_window=[WINDOW, LENGTH_MAX])
-        self.cache.kv_connector_manager = self.connector = _Answering()
+    def __init__(self, stream: Any, kind: Any) -> None:
+        super().__init__(stream, blocks=64, kind=kind, max_attention_window=[WINDOW, LENGTH_MAX])
+        self.cache.kv_connector_manager = self.connector = Answering()
 
     def computed(self, request_id: int, prompt: Sequence[int], prefix: int = 0) -> int:
         """Computes a prompt in one chunk, behind a prefix that the connector has, and ends the request. Returns what
@@ -76,7 +73,7 @@ class _Served(Requests):
         request = self.make(request_id, prompt)
         self.connector.ends[request_id] = prefix
         if not (self.cache.prepare_context(request) and self.cache.resize_context(request, len(prompt))):
-            raise Unavailable("the cache has no room for a request")
+            raise RuntimeError("the cache has no room for a request")
         reused = int(self.cache.kv_cache_map[request_id].num_committed_tokens)
         request.context_chunk_size = request.context_remaining_length
         batch = self.admit([request])
@@ -86,19 +83,28 @@ class _Served(Requests):
         return reused
 
 
+PASSES = "_resize_for_connector_prefix"  # of a V2 that asks connectors
 WINDOW, PREFIX, LENGTH_MAX = 2 * TOKENS_PER_BLOCK, 7 * TOKENS_PER_BLOCK, 10 * TOKENS_PER_BLOCK
 
 
-def passes_what_nobody_wrote(begun: int, ground: Ground, up: Upstream) -> str | None:
-    """A connector brings more than a window of a prompt, of which `begun` tokens are in the cache. Another prompt
-    shares its first two blocks: what the window has passed there was neither computed nor loaded."""
-    served = _Served(ground, up)
+def reused_behind(served: Served, prefix: int, begun: int = 0) -> int:
+    """A connector brings a prefix of a prompt, of which `begun` tokens are in the cache. Another prompt shares its
+    first two blocks. A prefix that is longer than a window passes them, and then they are neither computed nor loaded.
+    """
     if begun:
         served.computed(1, [*PROMPT[:begun], *range(begun)])
-    served.computed(2, PROMPT, PREFIX)
+    served.computed(2, PROMPT, prefix)
+    return served.computed(3, [*PROMPT[:WINDOW], 1])
+
+
+def passes_what_nobody_wrote(begun: int, ground: Ground, up: Upstream) -> str | None:
+    kind = up.attribute(up.v2_module, "KVCacheManagerV2")
+    if not hasattr(kind, PASSES):
+        raise NothingToShow("no connector answers KVCacheManagerV2 with a prefix")
+    served = Served(ground.stream(), kind)
+    reused = reused_behind(served, PREFIX, begun)
     if not served.connector.used[2]:
         return "the connector's prefix was not used"
-    reused = served.computed(3, [*PROMPT[:WINDOW], 1])
     return f"{reused} tokens were reused, of which {begun} had been written" if reused > begun else None
 
 
