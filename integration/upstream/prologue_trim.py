@@ -17,8 +17,8 @@ from integration.upstream.launch_filter import STEP_PROLOGUE_TRIM
 from integration.upstream.loading import EXECUTOR
 from integration.upstream.server import Outcome
 from integration.upstream.v2_offsets import BLOCKS, OffsetsServer
+from integration.upstream.v2_runtime import BAD_PAGE
 
-BAD_PAGE = -1
 STEADY = 6  # steps between the one that is disturbed and the next block
 AFTER = 2
 PAGES = 4  # of the request, before its next block

@@ -16,12 +16,12 @@ from trtllm_kvfix.fixes.staged_offsets_v2 import fix as staged_offsets_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import DEEPSEEK_V4
+from trtllm_kvfix.staging.read_back import BAD_PAGE
 
 ID = staged_offsets_v2.ID
 OWN_MANAGER = V2 | {"architecture": "deepseek_v4"}
 VARIANTS = ["D", "F"]  # the buffers that are filled again; the live table, the copy index and scratch ranges
 FIRST, SECOND = [0, 1], [2, 3]
-BAD_PAGE = -1
 Shown = Callable[["Tables"], bool]
 
 

@@ -23,6 +23,7 @@ from trtllm_kvfix.hazards.h1_block_offsets_v1.device import (
 from trtllm_kvfix.hazards.simulated import DeviceTensor, HostTensor, trial
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 from trtllm_kvfix.staging import on_stream
+from trtllm_kvfix.staging.read_back import BAD_PAGE
 
 
 class CachingHostAllocator:
@@ -48,7 +49,6 @@ class CachingHostAllocator:
         self._free.append(block)
 
 
-BAD_PAGE = -1
 SCALE = [2, 6]  # per pool: K = page * scale, V = K + offset
 V_OFFSET = [1, 3]
 
