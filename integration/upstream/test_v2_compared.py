@@ -13,10 +13,13 @@ from integration.upstream.v2_compared import (
     BOTH,
     FAULTS,
     NO_WAY_BACK,
+    RESET_BEHIND_A_PART,
+    RESET_WHILE_COMPUTED,
     SHORT_FIRST,
     TOO_MUCH_FIRST,
     alone,
     difference,
+    of_theirs,
     outcomes,
     played,
 )
@@ -53,3 +56,10 @@ def test_pages_that_fell_for_nothing_fall_no_more() -> None:
     *before, too_much, enough = TOO_MUCH_FIRST
     assert alone(TREE, partial(outcomes, (*before, enough))) == "ours True, upstream's True"
     assert alone(TREE, partial(outcomes, (*before, too_much, enough))) == "ours False, upstream's False"
+
+
+def test_a_prompt_that_is_computed_when_reuse_is_reset_is_offered_behind_it() -> None:
+    """With blocks of the old weights, where the reset is for new ones. Committed in parts, the prompt ends the loop."""
+    assert alone(TREE, partial(of_theirs, RESET_WHILE_COMPUTED)) == "12"
+    behind_a_part = alone(TREE, partial(of_theirs, RESET_BEHIND_A_PART))
+    assert behind_a_part == "raises ValueError: Dereferencing a dangling rawref"

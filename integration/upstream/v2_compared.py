@@ -142,6 +142,15 @@ class Caller:
         self.caches[number].close()
         del self.caches[number]
 
+    def reset(self, number: int) -> None:
+        """Nothing that is there is reused any more."""
+        del number
+        self.side.runtime.clear_reusable_blocks()
+
+    def probe(self, number: int, tokens: list[int]) -> int:
+        del number
+        return int(self.side.probe(tokens))
+
     def lengths(self, number: int) -> dict[str, object]:
         cache = self.caches[number]
         names = ("is_active", "capacity", "history_length", "num_committed_tokens")
@@ -221,6 +230,21 @@ TOO_MUCH_FIRST: Steps = (
     ("create", 1, [[]]), ("resume", 1, []), ("resize", 1, [64, None]), ("suspend", 1, []),
     ("create", 2, [[]]), ("resume", 2, []), ("resize", 2, [52, None]), ("resize", 2, [48, None]),
 )  # fmt: skip
+
+# Reuse is reset in the middle of a prompt, as for new weights. It is committed at its end, or in parts.
+RESET_WHILE_COMPUTED: Steps = (
+    ("create", 1, [[]]), ("resume", 1, []), ("resize", 1, [12, None]), ("reset", 0, []),
+    ("commit", 1, [[*range(12)]]), ("close", 1, []), ("probe", 0, [[*range(16)]]),
+)  # fmt: skip
+RESET_BEHIND_A_PART: Steps = (
+    ("create", 1, [[]]), ("resume", 1, []), ("resize", 1, [12, None]), ("commit", 1, [[*range(4)]]), ("reset", 0, []),
+    ("commit", 1, [[*range(4, 12)]]),
+)  # fmt: skip
+
+
+def of_theirs(steps: Steps, _: Caller, theirs: Caller) -> str:
+    """What the last step brings."""
+    return [str(theirs.do(*step[:2], *step[2])) for step in steps][-1]
 
 
 def outcomes(steps: Steps, ours: Caller, theirs: Caller) -> str:
