@@ -221,10 +221,6 @@ def _around(fence: ReplayFence) -> Sequence[Replacement]:
     ]
 
 
-class _Tables:
-    """The part of upstream's class that a graph receives; the rest does not matter here."""
-
-
 def self_test() -> None:
     h9.self_test(ReplayFence)
 
