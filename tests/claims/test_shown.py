@@ -42,7 +42,7 @@ def test_engine_md_shows_what_the_demo_finds() -> None:
 
 def test_h10_md_shows_what_upstreams_own_filter_did() -> None:
     page = DOCS / "hazards" / "h10-step-prologue-trim.md"
-    commit, steps = "8f2550f3", 7
+    commit, steps = "54799f82", 7
     rows = [row for row in rows_of("upstream.csv") if row["commit"] == commit and row["scenario"].startswith("trim-")]
     assert f"commit {commit}" in page.read_text(encoding="utf-8")
 
