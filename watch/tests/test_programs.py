@@ -131,6 +131,17 @@ def test_a_command_without_cuda_is_no_failure(environ: dict[str, str]) -> None:
     assert "No process loaded the library" in done.stderr
 
 
+def test_a_command_gets_the_files_that_hostrace_was_given(environ: dict[str, str]) -> None:
+    """As a shell gives them for <(...), and a service manager those of its sockets."""
+    reader, writer = os.pipe()
+    os.write(writer, b"given")
+    os.close(writer)
+    command = [*WATCH, "--", "cat", f"/dev/fd/{reader}"]
+    done = subprocess.run(command, env=environ, pass_fds=[reader], stdout=subprocess.PIPE, timeout=LIMIT_S, check=False)
+    os.close(reader)
+    assert (done.returncode, done.stdout) == (0, b"given")
+
+
 def test_another_injected_tool_is_not_put_aside(watch: Watch) -> None:
     done = ran(watch, "fails", CUDA_INJECTION64_PATH="libtool.so")
     assert done.status == 2

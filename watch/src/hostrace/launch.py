@@ -120,7 +120,8 @@ def probe(environ: Mapping[str, str], folder: Path) -> None:
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """The command's status: negative is the number of the signal that ended it."""
     try:
-        child = subprocess.Popen(command, env=environ)
+        # It gets the files that we were given: those of a shell's <(...), of a job server, or of an activated socket.
+        child = subprocess.Popen(command, env=environ, close_fds=False)
     except OSError as error:
         raise HostraceError(f"command {command[0]!r} cannot be run: {error.strerror}") from error
 
