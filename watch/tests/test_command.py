@@ -1,5 +1,7 @@
 """The command line of hostrace by itself: what it refuses before anything runs, and how an interrupt ends it."""
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,23 @@ def test_an_interrupt_before_the_command_runs_is_no_race(monkeypatch: pytest.Mon
     monkeypatch.setattr(launch, "prepared", interrupted)
     done = CliRunner().invoke(watch, ["--", "true"])
     assert (done.exit_code, done.stderr) == (130, "Interrupted.\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_what_a_terminal_sends_is_the_commands(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that answers ctrl-\\ with its threads runs on, and hostrace stays for its report."""
+    seen = []
+
+    class Child:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.before = signal.getsignal(number)  # as it is passed on
+
+        def wait(self) -> int:
+            seen.append((self.before, signal.getsignal(number)))
+            return 3
+
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    before = signal.getsignal(number)
+    assert launch.run(["serve"], {}) == 3
+    assert seen == [(before, signal.SIG_IGN)]
+    assert signal.getsignal(number) == before

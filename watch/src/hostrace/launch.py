@@ -24,6 +24,7 @@ ENV_INJECTION = "CUDA_INJECTION64_PATH"
 ENV_PRELOAD = "LD_PRELOAD"
 ENV_PID = "HOSTRACE_PID"
 ENV_ASAN = "ASAN_OPTIONS"
+OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Starts the driver, and with it the library, to see whether both work.
 PROBE = """
@@ -128,8 +129,8 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     def forward(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    # A terminal sends its interrupt to both of us; only the command decides what it means.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    # A terminal sends these to both of us; only the command decides what they mean.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in OF_THE_TERMINAL}
     before |= {number: signal.signal(number, forward) for number in FORWARDED}
     try:
         return child.wait()
