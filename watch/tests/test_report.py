@@ -165,6 +165,18 @@ def test_sarif_of_a_race_without_lines_has_no_place(tmp_path: Path) -> None:
     assert result["locations"] == result["relatedLocations"] == []
 
 
+def test_sarif_names_files_of_any_name_by_uris(tmp_path: Path) -> None:
+    def uri(file: str) -> dict[str, str]:
+        race = made_race(touch_stack=Stack((Frame(file, 63, "next_step"),), ()))
+        (result,) = sarif(made_report(races=(race,)), tmp_path)["runs"][0]["results"]
+        found: dict[str, str] = result["locations"][0]["physicalLocation"]["artifactLocation"]
+        return found
+
+    inside = {"uri": "step%20%231/50%25%3F.py", "uriBaseId": "SRCROOT"}
+    assert uri(str(tmp_path / "step #1" / "50%?.py")) == inside
+    assert uri("a b:c.py") == {"uri": "a%20b%3Ac.py"}
+
+
 def compared(folder: Path, before: Report, after: Report, options: Sequence[str] = ()) -> tuple[int, str]:
     names = []
     for name, report in (("before", before), ("after", after)):

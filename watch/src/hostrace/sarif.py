@@ -3,6 +3,7 @@
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hostrace import __version__
 from hostrace.races import Frame, Race, Stack
@@ -74,11 +75,11 @@ def _location(frame: Frame, root: Path) -> dict[str, Any]:
     if frame.line is None:
         return {}
     path = Path(frame.file)
-    artifact: dict[str, Any] = {"uri": path.as_posix()}
+    artifact: dict[str, Any] = {"uri": quote(bytes(path))}
     if path.is_absolute():
         inside = path.resolve().is_relative_to(root.resolve())
         artifact = (
-            {"uri": path.resolve().relative_to(root.resolve()).as_posix(), "uriBaseId": ROOT}
+            {"uri": quote(bytes(path.resolve().relative_to(root.resolve()))), "uriBaseId": ROOT}
             if inside
             else {"uri": path.as_uri()}
         )
