@@ -262,6 +262,16 @@ def test_a_comparison_that_standard_output_does_not_take_is_no_race(tmp_path: Pa
     assert [each.stderr for each in ended] == [b"", said]
 
 
+def test_a_comparison_is_shown_where_standard_output_lacks_its_letters(tmp_path: Path) -> None:
+    race = made_race(touch_stack=Stack((Frame("serve.py", 63, "次"),), ()))
+    compared(tmp_path, made_report(races=(race,)), made_report())
+    command = [*WATCH, "diff", str(tmp_path / "before.json"), str(tmp_path / "after.json")]
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"touched in \u6b21 (serve.py)" in done.stdout
+
+
 def test_reports_are_written_where_nobody_reads_standard_error(environ: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "races.json"
     program = [sys.executable, "-m", "watch.gpu.run_planted", "copy_to_device", "racy", "3"]

@@ -53,9 +53,11 @@ def diff(ctx: click.Context, before: Path, after: Path) -> None:
 
 
 def show(text: str) -> None:
-    """A 1 is about races, so what standard output does not take has exit codes of its own."""
+    """A 1 is about races, so what standard output does not take has exit codes of its own. Letters that it lacks are
+    written by their numbers."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        click.echo(text)
+        click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
     except OSError as error:
         send_to_nowhere(sys.stdout)
         if isinstance(error, BrokenPipeError):
