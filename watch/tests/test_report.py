@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -270,6 +271,14 @@ def test_a_comparison_is_shown_where_standard_output_lacks_its_letters(tmp_path:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert r"touched in \u6b21 (serve.py)" in done.stdout
+
+
+def test_a_page_is_written_whatever_bytes_the_command_has(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "races.html"
+    command = [*map(os.fsencode, WATCH), b"--html", os.fsencode(file), b"--", b"true", b"\xff"]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert r"true '\udcff'" in unescape(file.read_text())
 
 
 def test_reports_are_written_where_nobody_reads_standard_error(environ: dict[str, str], tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def write(option: str, file: Path | None, text: Callable[[], str]) -> None:
         return
     made = text()
     try:
-        file.write_text(made, encoding="utf-8")
+        file.write_text(made, encoding="utf-8", errors="backslashreplace")  # arguments of the command may be any bytes
     except OSError as error:
         raise HostraceError(f"{option} is '{file}': it cannot be written: {error.strerror or error}") from error
     tell(f"Wrote {file}")
