@@ -232,5 +232,49 @@ PROGRAM(jumps_out_of_calls_by_a_raw_call) {
     return jumps_out_of([](int file, char* page) { raw_read(file, page, 16); });
 }
 
+// The instruction reads what lies beside the use, so that it is stepped over, and then it faults in another way.
+int faults_of_another_kind(int signal, void (*make)(Pinned&)) {
+    static sigjmp_buf behind;
+    static int traps = 0;
+    Pinned pinned;
+    std::memset(pinned.page, 0, 2 * sizeof(int));
+    struct sigaction action{};
+    sigaddset(&action.sa_mask, SIGUSR2);
+    action.sa_handler = [](int number) {
+        sigset_t mask;
+        pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+        for (const int each : {number, SIGUSR1, SIGUSR2, SIGHUP}) {
+            std::printf("%d: %d\n", each, sigismember(&mask, each));
+        }
+        siglongjmp(behind, number);
+    };
+    sigaction(signal, &action, nullptr);
+    if (const int number = sigsetjmp(behind, 1); number == 0) {
+        make(pinned);
+    } else {
+        say("behind", number);
+    }
+    ::signal(SIGTRAP, [](int) { ++traps; });
+    trap();
+    say("traps", traps);
+    touch(pinned);
+    ::signal(SIGSEGV, mend);
+    sighold(SIGUSR1);
+    fault();
+    say_mask("behind a fault");
+    return 0;
+}
+PROGRAM(divides_by_pinned_memory) {
+    return faults_of_another_kind(SIGFPE, [](Pinned& pinned) { divide_by(reinterpret_cast<const int*>(pinned.page)); });
+}
+PROGRAM(copies_pinned_memory_behind_the_end_of_a_file) {
+    return faults_of_another_kind(SIGBUS, [](Pinned& pinned) {
+        const int file = memfd_create("cut", 0);
+        say("cut", ftruncate(file, kPage));
+        auto* const memory = static_cast<char*>(mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+        copy_by_one_instruction(memory + kPage, pinned.page, 1000);
+    });
+}
+
 }  // namespace
 }  // namespace harm

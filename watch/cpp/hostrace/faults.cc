@@ -190,6 +190,19 @@ void call_handler(const struct sigaction& action, int signal, siginfo_t* info, u
 
 }  // namespace
 
+void leave_step(int signal, ucontext_t& context) {
+    if (self().steps == 0) {
+        return;
+    }
+    const ErrnoKept of_the_program;
+    end_step(self(), context);
+    KernelAction kernels{};
+    to_linux(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask);
+    const std::uint64_t own = (kernels.flags & SA_NODEFER) == 0 ? bit_of(signal) : 0;
+    const std::uint64_t mask = mask_of(context) | kernels.mask | own;
+    to_linux(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);
+}
+
 void block_behind(ucontext_t& context, int signal) { set_mask(context, mask_of(context) | bit_of(signal)); }
 
 void tell_blocked(ucontext_t& context) { set_mask(context, mask_of(context) | self().blocked); }

@@ -32,6 +32,10 @@ inline constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER, for whic
 void tell_blocked(ucontext_t& context);
 void take_blocked(ucontext_t& context);
 
+// A handler of the program runs in the middle of an instruction that is stepped over, because that made a fault of
+// another kind, too: it may not come back, so the page is closed first, and the mask is the program's again.
+void leave_step(int signal, ucontext_t& context);
+
 // It stays blocked where the handler returns to.
 void block_behind(ucontext_t& context, int signal);
 

@@ -56,6 +56,7 @@ void on_signal(int signal, siginfo_t* info, void* raw) {
     if (comes_again(signal, info, context)) {
         return;
     }
+    leave_step(signal, context);
     tell_blocked(context);
     self().blocked |= handler.blocked.load(std::memory_order_relaxed);
     if (const Watcher* watch = watcher(); watch != nullptr && !watch->guard.ended()) {
