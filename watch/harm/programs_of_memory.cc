@@ -143,6 +143,17 @@ PROGRAM(moves_pinned_memory) {
     say("data", own.memory[1]);
     return 0;
 }
+// What a call that moves no bytes of shared memory answers with is the same memory at another place.
+PROGRAM(maps_pinned_memory_twice) {
+    Registered own(mapped(kPages * kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS));
+    char* const first = own.memory + kPage;
+    char* const second = static_cast<char*>(mremap(first, 0, kPage, MREMAP_MAYMOVE));
+    say("faults", Faults::of(second, false) + Faults::of(second, true));
+    own.cuda.finish();
+    second[3] = 5;
+    say("data", first[3]);
+    return 0;
+}
 PROGRAM(detaches_pinned_memory) {
     const int id = shmget(IPC_PRIVATE, kPages * kPage, 0600);
     Registered own(static_cast<char*>(shmat(id, nullptr, 0)));

@@ -112,6 +112,7 @@ CASES = [
     "many_messages_into_pinned_memory",
     "many_threads_that_wait",
     "maps_over_pinned_memory",
+    "maps_pinned_memory_twice",
     "mask_that_is_asked_for",
     "masks_by_a_raw_call",
     "masks_by_number",

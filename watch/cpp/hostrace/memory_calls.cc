@@ -66,7 +66,8 @@ MemoryCall::MemoryCall(long number, const std::array<long, 6>& arguments) {
             }
             break;
         case SYS_mremap:
-            replace(*watch, span_of(arguments, 0));
+            // Of no bytes, it maps the same memory a second time, as it is protected now.
+            replace(*watch, span_of({arguments[0], arguments[arguments[1] == 0 ? 2 : 1]}, 0));
             if ((arguments[3] & MREMAP_FIXED) != 0) {
                 replace(*watch, span_of({arguments[4], arguments[2]}, 0));
             }
