@@ -57,6 +57,23 @@ PROGRAM(stack_of_a_thread_in_pinned_memory) {
     cuda.finish();
     return 0;
 }
+// The smallest that a thread can have.
+PROGRAM(copies_on_a_small_stack) {
+    static Cuda cuda;
+    static char* const memory = mapped(4 * kPage) + 100;
+    for (void* (*run)(void*) : {
+             +[](void*) -> void* { return cuda.use(), cuda.pin(memory, 2 * kPage), nullptr; },
+             +[](void*) -> void* { return cuda.use(), cuda.send(memory, 2 * kPage), cuda.wait(), nullptr; },
+         }) {
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        say("stack", pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN));
+        pthread_t thread{};
+        say("thread", pthread_create(&thread, &attributes, run, nullptr));
+        pthread_join(thread, nullptr);
+    }
+    return 0;
+}
 // It registers its own, which it has had for long.
 PROGRAM(stack_that_its_thread_registers) {
     Cuda cuda;

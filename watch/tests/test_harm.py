@@ -76,6 +76,7 @@ CASES = [
     "contexts_in_pinned_memory",
     "contexts_that_block_signals",
     "contexts_that_unblock_signals",
+    "copies_on_a_small_stack",
     "copies_pinned_memory_behind_the_end_of_a_file",
     "crash",
     "datagrams_with_addresses_in_pinned_memory",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 
 #include "hostrace/libc.h"
@@ -14,10 +15,9 @@ namespace {
 constexpr std::size_t kLanes = 4;
 constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15U;
 using Lanes = std::array<std::uint64_t, kLanes>;
-using Block = std::array<std::uint64_t, 2048>;
 
-void mix(Lanes& lanes, const Block& block, std::size_t words) {
-    for (std::size_t at = 0; at < words; at += kLanes) {
+void mix(Lanes& lanes, std::span<const std::uint64_t> block) {
+    for (std::size_t at = 0; at < block.size(); at += kLanes) {
         for (std::size_t lane = 0; lane < kLanes; ++lane) {
             const std::uint64_t value = (lanes[lane] ^ block[at + lane]) * kFactor;
             lanes[lane] = value ^ (value >> 32U);
@@ -37,17 +37,16 @@ Digests::Found Digests::read(Span bytes, std::uint64_t& digest) {
         return Found::unknown;
     }
     Lanes lanes{1, 2, 3, 4};
-    Block block{};
     Found found = Found::as_it_was;
     for (std::uintptr_t at = bytes.begin; at < bytes.end && found == Found::as_it_was;) {
-        const std::size_t count = std::min(bytes.end - at, sizeof block);
+        const std::size_t count = std::min(bytes.end - at, sizeof block_);
         const std::size_t words = (count + sizeof(Lanes) - 1) / sizeof(Lanes) * kLanes;
-        std::fill_n(block.begin() + (words - kLanes), kLanes, 0);
-        const ssize_t got = libc::pread(memory, block.data(), count, static_cast<off_t>(at));
+        std::fill_n(block_.begin() + (words - kLanes), kLanes, 0);
+        const ssize_t got = libc::pread(memory, block_.data(), count, static_cast<off_t>(at));
         if (std::cmp_not_equal(got, count)) {
             found = got >= 0 || errno == EIO ? Found::gone : Found::unknown;
         }
-        mix(lanes, block, words);
+        mix(lanes, std::span(block_).first(words));
         at += count;
     }
     libc::close(memory);

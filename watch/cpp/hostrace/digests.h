@@ -2,6 +2,7 @@
 // again when the program has waited for it. What changed meanwhile was touched before anybody could know that it may be.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -66,8 +67,8 @@ class Digests {
         Span bytes;
         std::uint64_t digest = 0;
     };
-    static Found look(const Entry& entry);
-    static Found read(Span bytes, std::uint64_t& digest);
+    Found look(const Entry& entry);
+    Found read(Span bytes, std::uint64_t& digest);
     void forget_written();
 
     // Behind what was forgotten while we had the lock: nobody knows which entries it met.
@@ -81,7 +82,8 @@ class Digests {
     std::atomic<bool> doubtful_{false};
     std::vector<Entry> entries_;
     std::vector<Use> written_;
-    std::atomic<std::size_t> waiting_{0};  // entries, for who looks without the lock
+    std::array<std::uint64_t, 2048> block_{};  // what is read at once: a thread's stack may have no room for it
+    std::atomic<std::size_t> waiting_{0};      // entries, for who looks without the lock
 };
 
 }  // namespace hostrace
