@@ -1,4 +1,5 @@
 // Programs whose threads are ended by others, are started by the C library, or get signals of real time.
+#include <threads.h>
 #include <csignal>
 #include <ctime>
 
@@ -68,6 +69,30 @@ PROGRAM(cancelled_before_it_registers) {
     return 0;
 }
 
+// With the mask of who starts it.
+PROGRAM(thread_of_c11_that_has_signals_blocked) {
+    Pinned pinned;
+    page = pinned.page;
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    thrd_t thread{};
+    const thrd_start_t run = [](void*) {
+        static_cast<volatile char*>(page)[5] = 1;
+        sigset_t mask;
+        pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+        for (const int signal : {SIGSEGV, SIGTRAP, SIGSYS, SIGUSR1}) {
+            say("blocked", sigismember(&mask, signal));
+        }
+        return -7;
+    };
+    const int started = thrd_create(&thread, run, nullptr);
+    int result = 0;
+    say("join", thrd_join(thread, &result));
+    say("thread", started);
+    say("result", result == -7);
+    return 0;
+}
 PROGRAM(timer_that_starts_threads) {
     Pinned pinned;
     page = pinned.page;

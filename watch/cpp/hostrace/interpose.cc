@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/syscall.h>
+#include <threads.h>
 #include <unistd.h>
 #include <csignal>
 
@@ -29,6 +30,7 @@ namespace {
 HOSTRACE_NEXT(pthread_sigmask);
 HOSTRACE_NEXT(sigprocmask);
 HOSTRACE_NEXT(pthread_create);
+HOSTRACE_NEXT(thrd_create);
 
 template <typename F>
 int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
@@ -54,8 +56,10 @@ int masked(F& next, int how, const sigset_t* set, sigset_t* before) {
     return result;
 }
 
+// Threads of C11 answer with a number.
+template <typename Result>
 struct Start {
-    void* (*routine)(void*);
+    Result (*routine)(void*);
     void* argument;
     int parent;
     void* parent_python;
@@ -71,9 +75,10 @@ void leave_stack_alone(const pthread_attr_t* attributes) {
     }
 }
 
-void* started(void* raw) {
-    auto* given = static_cast<Start*>(raw);
-    const Start start = *given;
+template <typename Result>
+Result started(void* raw) {
+    auto* given = static_cast<Start<Result>*>(raw);
+    const Start<Result> start = *given;
     delete given;
     if (watcher() != nullptr) {
         ask_for_raw_calls_of_this_thread();
@@ -82,10 +87,27 @@ void* started(void* raw) {
     self().parent = start.parent;
     self().parent_python = start.parent_python;
     // Where the thread is cancelled, nothing else of ours runs: what it waited in had pages opened.
-    void* result = nullptr;
+    Result result{};
     pthread_cleanup_push([](void*) { leave_calls(); }, nullptr);
     result = start.routine(start.argument);
     pthread_cleanup_pop(1);
+    return result;
+}
+
+// `create(routine, argument)` is the C library's.
+template <typename Result, typename Create>
+int start(Result (*routine)(void*), void* argument, Create create) {
+    auto* start = new (std::nothrow) Start<Result>{routine, argument, self().id, nullptr, self().blocked};
+    if (start == nullptr) {
+        return create(routine, argument);
+    }
+    if (Watcher* watch = watcher()) {
+        start->parent_python = watch->stacks.python.state();
+    }
+    const int result = create(started<Result>, static_cast<void*>(start));
+    if (result != 0) {
+        delete start;
+    }
     return result;
 }
 
@@ -122,19 +144,13 @@ HOSTRACE_EXPORT int sigprocmask(int how, const sigset_t* set, sigset_t* before) 
 
 HOSTRACE_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*routine)(void*),
                                    void* argument) noexcept {
-    auto* start = new (std::nothrow) Start{routine, argument, self().id, nullptr, self().blocked};
-    if (start == nullptr) {
-        return next_pthread_create(thread, attributes, routine, argument);
-    }
-    if (Watcher* watch = watcher()) {
-        start->parent_python = watch->stacks.python.state();
-        leave_stack_alone(attributes);
-    }
-    const int result = next_pthread_create(thread, attributes, started, static_cast<void*>(start));
-    if (result != 0) {
-        delete start;
-    }
-    return result;
+    leave_stack_alone(attributes);
+    return start(routine, argument,
+                 [&](auto* run, void* with) { return next_pthread_create(thread, attributes, run, with); });
+}
+
+HOSTRACE_EXPORT int thrd_create(thrd_t* thread, thrd_start_t routine, void* argument) {
+    return start(routine, argument, [&](auto* run, void* with) { return next_thrd_create(thread, run, with); });
 }
 
 namespace {
