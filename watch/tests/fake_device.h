@@ -48,7 +48,13 @@ API cuMemFree_v2(Address address) { return std::free(reinterpret_cast<void*>(add
 API cuModuleUnload(void*) { return kSuccess; }
 API cuFuncSetAttribute(void*, int, int) { return kInvalid; }
 
-API cuEventCreate(void** event, unsigned) { return *event = new Event, kSuccess; }
+API cuEventCreate(void** event, unsigned flags) {
+    struct Create {
+        void** event;
+        unsigned flags;
+    };
+    return told(118, "cuEventCreate", Create{event, flags}, [=] { return *event = new Event, kSuccess; });
+}
 API cuEventDestroy_v2(void* event) {  // a stream may still wait for it
     return told(325, "cuEventDestroy_v2", One{event}, [] { return kSuccess; });
 }
@@ -140,6 +146,7 @@ API cuGraphMemcpyNodeGetParams(void* node, hostrace::cuda::Copy3d* params) {
     params->height = params->depth = 1;
     return kSuccess;
 }
+API cuGraphEventRecordNodeGetEvent(void*, void**) { return kInvalid; }
 API cuGraphMemsetNodeGetParams(void*, void*) { return kInvalid; }
 API cuGraphKernelNodeGetParams_v2(void*, void*) { return kInvalid; }
 API cuGraphChildGraphNodeGetGraph(void*, void**) { return kInvalid; }

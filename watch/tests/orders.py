@@ -146,6 +146,12 @@ def event_of_the_round_before(cuda: Driver, host: Any) -> None:
 
 
 @ordered(RACY)
+def event_that_was_never_recorded(cuda: Driver, _: Any) -> None:
+    """As in the first rounds of a loop that waits for each buffer's last event."""
+    cuda("cuEventSynchronize", new_event(cuda))
+
+
+@ordered(RACY)
 def another_stream_is_waited_for(cuda: Driver, _: Any) -> None:
     cuda.synchronize(cuda.new_stream())
 

@@ -226,6 +226,14 @@ void waited_for_context(const Call& call) { waited_for_given_context(call, call.
 // The driver waits for every device before it takes memory back.
 void waited_for_all(const Call& call) { waited_for_given_context(call, nullptr); }
 
+// Graphs record events as well: where the driver does not tell of which nodes, only what is recorded later is known.
+void event_create(const Call& call, const cuda::Handle* event) {
+    const Driver& driver = call.parts.driver;
+    if (driver.without_graphs == nullptr && driver.event_node != nullptr) {
+        call.parts.order.created(*event);
+    }
+}
+
 void event_record(const Call& call, cuda::Handle event, cuda::Handle stream) {
     call.parts.order.record(event, call.key(stream));
 }

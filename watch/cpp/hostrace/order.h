@@ -48,6 +48,11 @@ class Order {
         worked_[group_of(context)].store(now_.load(std::memory_order_relaxed), std::memory_order_relaxed);
     }
 
+    // Nothing is recorded in it yet: who waits for it has waited for nothing.
+    void created(cuda::Handle event) {
+        const std::lock_guard held(mutex_);
+        events_[event] = {};
+    }
     void record(cuda::Handle event, const StreamKey& key) {
         const std::lock_guard held(mutex_);
         if (const Stream* stream = find(key)) {

@@ -106,6 +106,22 @@ TEST_F(OrderTest, OrderGoesThroughSeveralStreams) {
     expect_over();
 }
 
+TEST_F(OrderTest, AnEventInWhichNothingIsRecordedYetCoversNothing) {
+    const Word event = kEvent;
+    driver_.event_node = [](cuda::Handle, cuda::Handle*) { return 1; };
+    told(118, reinterpret_cast<Word>(&event), 0U);
+    send(kFree);
+    told(121, kEvent);
+    EXPECT_EQ(touched(), Grade::unordered);
+    // A graph may have recorded it.
+    driver_.event_node = nullptr;
+    tell(cupti::kEnter, 0, 325, kEvent);
+    told(118, reinterpret_cast<Word>(&event), 0U);
+    send(kFree);
+    told(121, kEvent);
+    expect_over();
+}
+
 TEST_F(OrderTest, AnEventOfUnknownOriginMayCoverEverything) {
     send(kFree);
     told(121, kEvent);
