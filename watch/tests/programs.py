@@ -53,6 +53,18 @@ def races_and_fails(cuda: Driver) -> int:
 
 
 @program
+def races_and_becomes_another(cuda: Driver) -> int:
+    """The other, in the same process, has races of its own."""
+    host = cuda.pinned(BYTES)
+    for _ in range(4):
+        cuda.library.fakeHold(cuda.stream)
+        upload(cuda, host)()
+        host[AT] = NEW
+        finish(cuda)
+    os.execv(sys.executable, [sys.executable, "-m", "watch.tests.programs", "races_and_fails"])
+
+
+@program
 def fails(cuda: Driver) -> int:
     finish_after = in_flight(cuda)
     finish(cuda)

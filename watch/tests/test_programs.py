@@ -30,6 +30,13 @@ def test_the_command_keeps_its_exit_code(watch: Watch) -> None:
     assert (racy.status, racy.times()) == (3, 1)
 
 
+def test_races_of_programs_that_follow_one_another_in_a_process_are_counted_apart(watch: Watch) -> None:
+    done = ran(watch, "races_and_becomes_another")
+    assert (done.status, [race["times"] for race in done.races]) == (3, [4, 1])
+    (one,), (other,) = (race["pids"] for race in done.races)
+    assert one == other
+
+
 def test_a_forked_child_is_left_alone(watch: Watch) -> None:
     done = ran(watch, "forks")
     assert (done.status, done.times()) == (0, 0)

@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -28,9 +29,18 @@ constexpr std::array kKinds{"copy",
 constexpr std::array kGrades{"race", "unordered", "possible"};
 constexpr std::array kAccesses{"read", "write", "free"};
 
+// One program may follow another in its process (exec), or in another process that has its number by now, or has it in
+// another name space.
+constexpr int kProgramsMax = 1 << 16;
+int program = 0;
+
 int open_in(const char* folder, const char* suffix, int flags) {
     std::array<char, 1024> path;
-    std::snprintf(path.data(), path.size(), "%s/%d.%s", folder, getpid(), suffix);
+    std::array<char, 16> which{};
+    if (program != 0) {
+        std::snprintf(which.data(), which.size(), "-%d", program);
+    }
+    std::snprintf(path.data(), path.size(), "%s/%d%s.%s", folder, getpid(), which.data(), suffix);
     // Others may write into the folder: the program may run as another user.
     return folder == nullptr ? -1 : open(path.data(), flags | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
 }
@@ -73,7 +83,10 @@ class NotEndedByItsLimit {
 
 Counts& counts_in(const char* folder) {
     static Counts spare{};
-    const int file = open_in(folder, "counts", O_RDWR);
+    int file = -1;
+    while ((file = open_in(folder, "counts", O_RDWR | O_EXCL)) < 0 && errno == EEXIST && program < kProgramsMax) {
+        ++program;
+    }
     void* mapped = MAP_FAILED;
     if (file >= 0) {
         const NotEndedByItsLimit as_we_write;

@@ -146,7 +146,7 @@ class Watched:
 
 
 def read(folder: Path) -> list[Watched]:
-    return [_process(path) for path in sorted(folder.glob("*.races"), key=lambda path: int(path.stem))]
+    return [_process(path) for path in sorted(folder.glob("*.races"), key=_numbers)]
 
 
 def merged(processes: Iterable[Watched]) -> list[Race]:
@@ -161,9 +161,14 @@ def merged(processes: Iterable[Watched]) -> list[Race]:
     return sorted(found.values(), key=lambda race: (GRADES.index(race.grade), -race.times))
 
 
+def _numbers(path: Path) -> list[int]:
+    """The process, and which of its programs it was, if it had several."""
+    return [int(number) for number in path.stem.split("-")]
+
+
 def _process(path: Path) -> Watched:
     numbers, times = _counts(path.with_suffix(".counts"))
-    process = Watched(int(path.stem), [], [], numbers)
+    process = Watched(_numbers(path)[0], [], [], numbers)
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             found = json.loads(line)
