@@ -443,6 +443,24 @@ PROGRAM(functions_that_are_looked_up_in_the_library) {
     say("some", look_up(&::getpid, "getpid")() == getpid() && dlerror() == nullptr);
     return 0;
 }
+// Its own functions of these names call the C library's read and pthread_sigmask.
+PROGRAM(calls_of_a_library_that_is_bound_deeply) {
+    Pinned pinned;
+    void* const library = dlopen(std::getenv("HARM_LIBRARY"), RTLD_NOW | RTLD_DEEPBIND);
+    const auto its_read = reinterpret_cast<decltype(&::read)>(dlsym(library, "its_read"));
+    const auto its_sigmask = reinterpret_cast<decltype(&pthread_sigmask)>(dlsym(library, "its_sigmask"));
+    const int file = ::open("/dev/zero", O_RDONLY);
+    pinned.page[1] = 5;
+    say("read", its_read(file, pinned.page, 16));
+    say("byte", pinned.page[1]);
+    sigset_t all;
+    sigfillset(&all);
+    say("block", its_sigmask(SIG_BLOCK, &all, nullptr));
+    pinned.page[1] = 7;
+    say("raw", raw_read(file, pinned.page, 16));
+    say("byte", pinned.page[1]);
+    return 0;
+}
 // It may write no more to files: what would be written all the same ends it.
 void let_no_file_grow() {
     const rlimit none{0, 0};

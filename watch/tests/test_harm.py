@@ -287,6 +287,22 @@ def test_no_page_is_protected_where_there_is_code_of_go(environ: dict[str, str],
             assert process.numbers["guarded"] and any("code of Go" in note for note in process.notes)
 
 
+def test_no_page_is_protected_where_a_library_is_bound_past_us(
+    programs: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Its reads into a protected page would fail, and its touches with everything blocked would end the program."""
+    library, source = tmp_path / "libdeep.so", tmp_path / "deep.cc"
+    source.write_text("""#include <csignal>
+#include <unistd.h>
+extern "C" ssize_t its_read(int file, void* to, size_t bytes) { return read(file, to, bytes); }
+extern "C" int its_sigmask(int how, const sigset_t* set, sigset_t* old) { return pthread_sigmask(how, set, old); }
+""")
+    subprocess.run([compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
+    command = [str(programs), "calls_of_a_library_that_is_bound_deeply"]
+    for process in harmless(command, {**environ, "HARM_LIBRARY": str(library)}, seen_in(tmp_path)):
+        assert process.numbers["guarded"] and any("RTLD_DEEPBIND" in note for note in process.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "protected"),
     [

@@ -15,6 +15,7 @@
 #include "hostrace/errno_kept.h"
 #include "hostrace/faults.h"
 #include "hostrace/interpose.h"
+#include "hostrace/lookups.h"
 #include "hostrace/machine.h"
 #include "hostrace/raw_calls.h"
 #include "hostrace/watcher.h"
@@ -105,7 +106,9 @@ bool debugged() {
 
 void keep_raw_calls_from_failing(Watcher& watch) {
     if (!has_code_of_go()) {
-        ask_for_raw_calls();
+        if (!calls_are_bound_past_us()) {
+            ask_for_raw_calls();
+        }
     } else {
         masks_change_unseen();
         stop_protecting(

@@ -5,12 +5,21 @@
 #include <atomic>
 
 #include "hostrace/before.h"
+#include "hostrace/errno_kept.h"
+#include "hostrace/faults.h"
+#include "hostrace/interpose.h"
 #include "hostrace/libc.h"
+#include "hostrace/lookups.h"
+#include "hostrace/raw_calls.h"
+#include "hostrace/watcher.h"
 
 namespace hostrace {
 namespace {
 
+HOSTRACE_NEXT(dlopen);
+
 std::atomic<void*> ours{nullptr};
+std::atomic<bool> bound{false};  // some library, past us
 
 bool is_code_of_ours(const void* place) {
     Dl_info here{};
@@ -41,7 +50,25 @@ void* found_for_program(void* library, const char* name) {
 
 }  // namespace
 
+bool calls_are_bound_past_us() { return bound.load(std::memory_order_acquire); }
+
 }  // namespace hostrace
+
+// A library that is opened so is bound to what it needs itself, the C library among that, before whatever is preloaded:
+// it calls the kernel, sets masks and handlers, and nobody tells us.
+extern "C" [[gnu::used]] void* hostrace_before_dlopen(const char* /*file*/, long flags) {
+    if ((flags & RTLD_DEEPBIND) != 0 && (flags & RTLD_NOLOAD) == 0) {
+        const hostrace::ErrnoKept of_the_program;
+        hostrace::bound.store(true, std::memory_order_release);
+        hostrace::stop_protecting(
+            "the program opens a library that is bound past us (RTLD_DEEPBIND): no page is protected, and only changes "
+            "of what copies read are seen");
+        hostrace::masks_change_unseen();
+        hostrace::let_raw_calls_through();
+    }
+    return hostrace::next_dlopen.find();
+}
+HOSTRACE_BEFORE(dlopen, hostrace_before_dlopen);
 
 // Whom the linker asks next depends on who asks: it has to find the program's own place there.
 extern "C" [[gnu::used]] void* hostrace_before_dlsym(void* library, const char*) {
