@@ -113,7 +113,11 @@ class Order {
     void forget_stream(const void* context, cuda::Handle stream) {
         const std::lock_guard held(mutex_);
         std::erase_if(streams_, [&](const auto& each) {
-            return each.first.first == std::pair<const void*, cuda::Handle>{context, stream};
+            const bool gone = each.first.first == std::pair<const void*, cuda::Handle>{context, stream};
+            if (gone && each.second.blocking) {
+                join(left_[each.second.group], each.second.joined);
+            }
+            return gone;
         });
     }
     void forget_thread(int thread) {
@@ -208,6 +212,7 @@ class Order {
             const std::uint64_t until = stream.legacy ? now_.load() : worked_[stream.group].load();
             join(clock, {{kGroup | stream.group, until}});
             with_group(stream, [&](const Stream& other) { join(clock, other.joined); });
+            join(clock, left_[stream.group]);
         }
         return clock;
     }
@@ -272,6 +277,8 @@ class Order {
     std::array<Seen, kStreamsMax> seen_{};
     std::array<std::atomic<const void*>, kGroupsMax> groups_{};
     std::array<std::atomic<std::uint64_t>, kGroupsMax> worked_{};
+    // What blocking streams waited for that were destroyed since: their work may still be on its way.
+    std::array<Clock, kGroupsMax> left_;
 };
 
 }  // namespace hostrace

@@ -74,6 +74,17 @@ TEST_F(OrderTest, TheLegacyStreamOrdersThoseThatBlock) {
     expect_over();
 }
 
+TEST_F(OrderTest, AStreamThatIsDestroyedPassesOnWhatItWaitedFor) {
+    send(kFree);
+    told(119, kEvent, kFree);
+    told(295, kBlocking, kEvent, 0U);
+    tell(cupti::kEnter, 0, 326, kBlocking);
+    told(126, kOtherFree);
+    EXPECT_FALSE(watch_->guard.idle());
+    told(126, kLegacy);
+    expect_over();
+}
+
 TEST_F(OrderTest, BlockingStreamsAreOrderedByWorkOfTheLegacyStreamBetweenThem) {
     send(kBlocking);
     told(126, kOtherBlocking);
