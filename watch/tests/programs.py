@@ -65,6 +65,13 @@ def races_and_becomes_another(cuda: Driver) -> int:
 
 
 @program
+def races_and_becomes_one_that_is_not_watched(cuda: Driver) -> int:
+    in_flight(cuda)[AT] = NEW
+    finish(cuda)
+    os.execve(sys.executable, [sys.executable, "-c", ""], {})
+
+
+@program
 def fails(cuda: Driver) -> int:
     finish_after = in_flight(cuda)
     finish(cuda)

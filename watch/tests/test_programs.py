@@ -131,6 +131,12 @@ def test_a_program_that_is_started_without_what_loads_us_is_named(
     assert f"watched in {watched} process" in done.stderr
 
 
+def test_a_command_that_was_watched_until_it_started_such_a_program_was_watched(watch: Watch) -> None:
+    done = ran(watch, "races_and_becomes_one_that_is_not_watched")
+    assert (done.status, done.times(), done.report["verdict"], done.report["processes"]) == (1, 1, "race", 1)
+    assert "was started without LD_PRELOAD and CUDA_INJECTION64_PATH" in done.said
+
+
 def test_a_command_without_cuda_is_no_failure(environ: dict[str, str]) -> None:
     command = [*WATCH, "--", "env", "-u", "CUDA_INJECTION64_PATH", sys.executable, "-c", "print(7)"]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -63,8 +63,10 @@ void say_if_left_behind(const char* program, const char* const* environment) {
     }
     const ErrnoKept of_the_program;
     if (is_there(program)) {
-        // In the place of the command itself: then there is nothing else to watch, as far as that goes.
-        const char* const how = getppid() == command_parent ? "refused: " : "not watched: ";
+        // In the place of the command itself: then there is nothing else to watch, as far as that goes, unless the command
+        // has used CUDA before.
+        const bool alone = getppid() == command_parent && watcher() == nullptr;
+        const char* const how = alone ? "refused: " : "not watched: ";
         std::array<char, 512> room;
         Text text(room.data(), room.size() - 1);
         text << how << (program == nullptr ? "a program" : program)
