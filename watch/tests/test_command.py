@@ -39,6 +39,14 @@ def test_suppressions_that_are_no_text_are_refused_before_the_command_runs(tmp_p
     assert list(tmp_path.iterdir()) == [known]
 
 
+@pytest.mark.parametrize("folder", ["my tools", "a:b"])
+def test_a_library_that_cannot_be_preloaded_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("/opt") / folder / launch.LIBRARY
+    monkeypatch.setattr(launch, "library", lambda: path)
+    done = CliRunner().invoke(watch, ["--", "true"])
+    assert (done.exit_code, done.stderr.startswith(f"Error: {path} has a space or a colon")) == (2, True), done.stderr
+
+
 def test_an_interrupt_before_the_command_runs_is_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -22,6 +22,7 @@ ENV_GATES = "HOSTRACE_GATES"
 ENV_CUPTI = "HOSTRACE_CUPTI"
 ENV_INJECTION = "CUDA_INJECTION64_PATH"
 ENV_PRELOAD = "LD_PRELOAD"
+SEPARATORS = " :"  # of the dynamic linker, which knows no way to quote them
 ENV_PID = "HOSTRACE_PID"
 ENV_ASAN = "ASAN_OPTIONS"
 OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
@@ -70,6 +71,11 @@ def prepared(hold_ms: int | None, settings: Sequence[str] = ()) -> tuple[Path, d
 def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> dict[str, str]:
     """The variables with which a command is watched, to be added to `environ`."""
     path = str(library())
+    if any(sign in path for sign in SEPARATORS):
+        raise HostraceError(
+            f"{path} has a space or a colon in its path, which end a name in {ENV_PRELOAD}: install hostrace in a "
+            "folder without them"
+        )
     injected = environ.get(ENV_INJECTION)
     if injected not in (None, "", path):
         raise HostraceError(
