@@ -1,4 +1,5 @@
 // Programs that set handlers and masks of the signals that hostrace needs, in each way that the C library has.
+#include <mqueue.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -6,6 +7,7 @@
 #include <ucontext.h>
 #include <csignal>
 
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -341,6 +343,31 @@ PROGRAM(handlers_that_block_signals_behind_them) {
     say("its own", kernels.handler == static_cast<decltype(kernels.handler)>(block));
     signal(SIGUSR1, SIG_DFL);
     blocks("by number", [&] { syscall(SYS_rt_sigaction, SIGUSR1, &kernels, nullptr, sizeof kernels.mask); });
+    return 0;
+}
+// The C library starts the thread by itself, so that its touch is the first that we hear of it.
+PROGRAM(thread_of_the_library_that_touches_and_faults) {
+    static Pinned pinned;
+    static std::atomic<bool> over{false};
+    signal(SIGSEGV, mend);
+    const std::string name = "/harm-" + std::to_string(getpid());
+    mq_attr made{};
+    made.mq_maxmsg = made.mq_msgsize = 1;
+    const mqd_t queue = mq_open(name.c_str(), O_RDWR | O_CREAT, 0600, &made);
+    mq_unlink(name.c_str());
+    sigevent event{};
+    event.sigev_notify = SIGEV_THREAD;
+    event.sigev_notify_function = [](sigval) {
+        touch(pinned);
+        fault();
+        over = true;
+    };
+    say("notify", mq_notify(queue, &event));
+    say("send", mq_send(queue, "x", 1, 0));
+    while (!over) {
+        sched_yield();
+    }
+    say("handled", handled);
     return 0;
 }
 // By the C library's function for calls that have none, and past it.

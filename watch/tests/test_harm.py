@@ -175,6 +175,7 @@ CASES = [
     "started_with_signals_blocked",
     "submitted_into_pinned_memory",
     "thread_of_c11_that_has_signals_blocked",
+    "thread_of_the_library_that_touches_and_faults",
     "thread_that_blocked_all_signals_before_cuda",
     "thread_whose_attributes_block_signals",
     "threads_share_pages_and_keep_their_bytes",

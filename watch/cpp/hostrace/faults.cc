@@ -283,6 +283,7 @@ namespace {
 void on_fault(int signal, siginfo_t* info, void* raw) {
     const int errno_before = errno;
     auto& context = *static_cast<ucontext_t*>(raw);
+    set_mask(context, begin_in_handler(mask_of(context)));
     if (info->si_code == SEGV_ACCERR && resolve(reinterpret_cast<std::uintptr_t>(info->si_addr), context)) {
         errno = errno_before;
         return;
@@ -296,8 +297,10 @@ void on_fault(int signal, siginfo_t* info, void* raw) {
 
 void on_trap(int signal, siginfo_t* info, void* raw) {
     const int errno_before = errno;
+    auto& context = *static_cast<ucontext_t*>(raw);
+    set_mask(context, begin_in_handler(mask_of(context)));
     if (self().steps != 0) {
-        end_step(self(), *static_cast<ucontext_t*>(raw));
+        end_step(self(), context);
         errno = errno_before;
         return;
     }

@@ -39,6 +39,9 @@ struct Thread {
 
 // At its first call the thread is freed of what blocks our signals.
 Thread& self();
+// The first call of a thread may be in a handler of ours, which has them blocked: what counts is the mask to which the
+// handler returns. The answer is that mask without ours.
+std::uint64_t begin_in_handler(std::uint64_t mask);
 std::uint64_t now_ns();
 
 }  // namespace hostrace

@@ -44,8 +44,13 @@ void wait_a_little() {
 
 }  // namespace
 
+namespace {
+
+[[gnu::tls_model("initial-exec")]] constinit thread_local Thread thread;
+
+}  // namespace
+
 Thread& self() {
-    [[gnu::tls_model("initial-exec")]] static thread_local Thread thread;
     if (thread.id == 0) {
         thread.id = -1;  // whoever is called here may come here again
         thread.id = static_cast<int>(to_linux(SYS_gettid));
@@ -54,6 +59,15 @@ Thread& self() {
         thread.blocked = before & kOurSignals;
     }
     return thread;
+}
+
+std::uint64_t begin_in_handler(std::uint64_t mask) {
+    if (thread.id != 0) {
+        return mask;
+    }
+    thread.id = static_cast<int>(to_linux(SYS_gettid));
+    thread.blocked = mask & kOurSignals;
+    return mask & ~kOurSignals;
 }
 
 std::uint64_t now_ns() {
