@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <csignal>
+#include <ctime>
 
 #include <string>
 #include <thread>
@@ -343,6 +344,42 @@ PROGRAM(handlers_that_block_signals_behind_them) {
     say("its own", kernels.handler == static_cast<decltype(kernels.handler)>(block));
     signal(SIGUSR1, SIG_DFL);
     blocks("by number", [&] { syscall(SYS_rt_sigaction, SIGUSR1, &kernels, nullptr, sizeof kernels.mask); });
+    return 0;
+}
+// They have to come, with the mask of the thread, though that is busy with what is handled for it.
+PROGRAM(signals_that_are_sent_in_the_middle_of_touches) {
+    static std::atomic<int> came{0};
+    static std::atomic<int> wrong{0};
+    Pinned pinned;
+    struct sigaction action{};
+    action.sa_handler = [](int) {
+        sigset_t mask;
+        pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+        wrong += sigismember(&mask, SIGUSR1) + sigismember(&mask, SIGHUP);
+        ++came;
+    };
+    std::atomic<bool> goes_on{true};
+    for (const int signal : {SIGSEGV, SIGTRAP, SIGSYS, SIGBUS, SIGUSR2}) {
+        sigaction(signal, &action, nullptr);
+    }
+    std::thread thread([&] {
+        while (goes_on) {
+            touch(pinned);
+        }
+    });
+    for (const int signal : {SIGSEGV, SIGTRAP, SIGSYS, SIGBUS, SIGUSR2}) {
+        came = 0;
+        const std::time_t begin = std::time(nullptr);
+        // One that is sent while the kernel is about to tell of a touch is one with that.
+        while (came < 200 && std::time(nullptr) - begin < 20) {
+            pthread_kill(thread.native_handle(), signal);
+            sched_yield();
+        }
+        say("came", came >= 200);
+        say("wrong", wrong);
+    }
+    goes_on = false;
+    thread.join();
     return 0;
 }
 // The C library starts the thread by itself, so that its touch is the first that we hear of it.

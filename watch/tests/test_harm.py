@@ -159,6 +159,7 @@ CASES = [
     "sandbox_with_calls_past_the_library",
     "server_with_a_thread_for_signals",
     "signals_of_real_time_in_their_order",
+    "signals_that_are_sent_in_the_middle_of_touches",
     "signals_that_are_sent_while_blocked",
     "signals_told_into_pinned_memory",
     "sigpause_with_everything_else_blocked",

@@ -50,6 +50,22 @@ std::size_t place_of(int signal) {
 
 struct sigaction& programs(int signal) { return program.actions[place_of(signal)]; }
 
+// Of a handler that may have interrupted who has it.
+class Held {
+  public:
+    Held() = default;
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() {
+        if (taken_) {
+            program.lock.unlock();
+        }
+    }
+
+  private:
+    const bool taken_ = program.lock.lock_unless_mine();
+};
+
 // The kernel keeps 64 signals in the first word of the mask that it restores.
 std::uint64_t mask_of(const ucontext_t& context) {
     std::uint64_t mask;
@@ -68,6 +84,10 @@ void end_step(Thread& thread, ucontext_t& context) {
     thread.steps = 0;
     machine::step(context, false);
     set_mask(context, thread.mask);
+    if ((thread.waiting & ~thread.blocked) != 0) {
+        to_linux(SYS_rt_sigprocmask, SIG_BLOCK, &kOurSignals, nullptr, sizeof kOurSignals);
+        send_what_waited();  // it comes where the handler that we are in has returned to
+    }
 }
 
 void begin_step(Thread& thread, const Opening& opening, ucontext_t& context) {
@@ -142,10 +162,9 @@ void restart_calls_as(const struct sigaction& action, int signal) {
     }
 }
 
-void wait_until_unblocked(Thread& thread, int signal, const siginfo_t& info) {
-    program.lock.lock_unless_mine();
+void let_wait(Thread& thread, int signal, const siginfo_t& info) {
+    const Held held;
     program.sent[place_of(signal)] = info;
-    program.lock.unlock();
     thread.waiting |= bit_of(signal);
 }
 
@@ -190,6 +209,12 @@ void call_handler(const struct sigaction& action, int signal, siginfo_t* info, u
 
 }  // namespace
 
+bool sent_to_ours(const siginfo_t& info, const ucontext_t& context) {
+    return info.si_code <= 0 && (mask_of(context) & kOurSignals) != 0 && !masks_unseen.load(std::memory_order_relaxed);
+}
+
+bool sent_in_a_step(const siginfo_t& info) { return self().steps != 0 && info.si_code <= 0; }
+
 void leave_step(int signal, ucontext_t& context) {
     if (self().steps == 0) {
         return;
@@ -203,7 +228,13 @@ void leave_step(int signal, ucontext_t& context) {
     to_linux(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, sizeof mask);
 }
 
-void block_behind(ucontext_t& context, int signal) { set_mask(context, mask_of(context) | bit_of(signal)); }
+bool come_again(int signal, siginfo_t& info, ucontext_t& context) {
+    const ErrnoKept of_the_program;
+    const std::uint64_t bit = bit_of(signal);
+    to_linux(SYS_rt_sigprocmask, SIG_BLOCK, &bit, nullptr, sizeof bit);
+    set_mask(context, mask_of(context) | bit);
+    return to_linux(SYS_rt_tgsigqueueinfo, getpid(), to_linux(SYS_gettid), signal, &info) == 0;
+}
 
 void tell_blocked(ucontext_t& context) { set_mask(context, mask_of(context) | self().blocked); }
 
@@ -238,9 +269,7 @@ int take_what_waits(std::uint64_t set, siginfo_t* info) {
             continue;
         }
         thread.waiting &= ~bit_of(signal);
-        program.lock.lock_unless_mine();
-        const siginfo_t sent = program.sent[place_of(signal)];
-        program.lock.unlock();
+        const siginfo_t sent = (Held(), program.sent[place_of(signal)]);
         if (info != nullptr) {
             *info = sent;
         }
@@ -252,14 +281,21 @@ int take_what_waits(std::uint64_t set, siginfo_t* info) {
 void masks_change_unseen() { masks_unseen.store(true, std::memory_order_relaxed); }
 
 void chain(int signal, siginfo_t* info, void* context) {
-    program.lock.lock_unless_mine();
-    struct sigaction action = programs(signal);
-    program.lock.unlock();
+    struct sigaction action = (Held(), programs(signal));
     const bool by_kernel = info->si_code > 0;
     Thread& thread = self();
+    auto& where = *static_cast<ucontext_t*>(context);
+    if (sent_to_ours(*info, where)) {
+        static_cast<void>(come_again(signal, *info, where));
+        return;
+    }
+    if (sent_in_a_step(*info)) {
+        let_wait(thread, signal, *info);
+        return;
+    }
     const bool blocked = !masks_unseen.load(std::memory_order_relaxed) && (thread.blocked & bit_of(signal)) != 0;
     if (blocked && !by_kernel) {
-        wait_until_unblocked(thread, signal, *info);
+        let_wait(thread, signal, *info);
         return;
     }
     if (action.sa_handler == SIG_IGN && !by_kernel) {
@@ -271,11 +307,10 @@ void chain(int signal, siginfo_t* info, void* context) {
         return;
     }
     if ((action.sa_flags & static_cast<int>(SA_RESETHAND)) != 0) {
-        program.lock.lock_unless_mine();
+        const Held held;
         programs(signal).sa_handler = SIG_DFL;
-        program.lock.unlock();
     }
-    call_handler(action, signal, info, *static_cast<ucontext_t*>(context));
+    call_handler(action, signal, info, where);
 }
 
 namespace {
@@ -288,7 +323,7 @@ void on_fault(int signal, siginfo_t* info, void* raw) {
         errno = errno_before;
         return;
     }
-    if (self().steps != 0) {
+    if (self().steps != 0 && !sent_in_a_step(*info)) {
         end_step(self(), context);
     }
     errno = errno_before;
@@ -299,7 +334,7 @@ void on_trap(int signal, siginfo_t* info, void* raw) {
     const int errno_before = errno;
     auto& context = *static_cast<ucontext_t*>(raw);
     set_mask(context, begin_in_handler(mask_of(context)));
-    if (self().steps != 0) {
+    if (self().steps != 0 && !sent_in_a_step(*info)) {
         end_step(self(), context);
         errno = errno_before;
         return;
@@ -369,9 +404,7 @@ void give_signals_back() {
         if (!is_ours(signal) || to_linux(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0) {
             continue;
         }
-        program.lock.lock_unless_mine();
-        const struct sigaction action = programs(signal);
-        program.lock.unlock();
+        const struct sigaction action = (Held(), programs(signal));
         taken.fetch_and(~bit_of(signal), std::memory_order_release);
         kernels.handler = reinterpret_cast<void*>(action.sa_sigaction);
         kernels.flags = (kernels.flags & kRestorer) | static_cast<unsigned>(action.sa_flags);
@@ -384,12 +417,12 @@ int program_sigaction(int signal, const struct sigaction* action, struct sigacti
     // Both may lie in pages of ours: they are touched while the lock is free.
     const struct sigaction wanted = action == nullptr ? (struct sigaction){} : *action;
     const bool sets = action != nullptr && !in_child_of_vfork();
-    program.lock.lock_unless_mine();
-    const struct sigaction was = programs(signal);
-    if (sets) {
-        programs(signal) = wanted;
+    struct sigaction was{};
+    {
+        const Held held;
+        was = programs(signal);
+        programs(signal) = sets ? wanted : was;
     }
-    program.lock.unlock();
     if (sets) {
         restart_calls_as(wanted, signal);
     }

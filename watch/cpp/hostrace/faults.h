@@ -32,12 +32,18 @@ inline constexpr unsigned long kRestorer = 0x04000000;  // SA_RESTORER, for whic
 void tell_blocked(ucontext_t& context);
 void take_blocked(ucontext_t& context);
 
+// Somebody sent a signal to a thread that steps over an instruction: it comes again behind that.
+bool sent_in_a_step(const siginfo_t& info);
+
 // A handler of the program runs in the middle of an instruction that is stepped over, because that made a fault of
 // another kind, too: it may not come back, so the page is closed first, and the mask is the program's again.
 void leave_step(int signal, ucontext_t& context);
 
-// It stays blocked where the handler returns to.
-void block_behind(ucontext_t& context, int signal);
+// Somebody sent a signal that has interrupted a handler of ours: only there are signals of ours blocked. A handler of the
+// program would find our mask, and may jump away.
+bool sent_to_ours(const siginfo_t& info, const ucontext_t& context);
+// It stays blocked where the handler returns to, and comes when that has returned as well.
+bool come_again(int signal, siginfo_t& info, ucontext_t& context);
 
 // The signal comes to us from now on. What the program had for it is kept.
 bool take_signal(int signal, const struct sigaction& action);

@@ -38,16 +38,16 @@ Handler& handler_of(int signal) { return handlers[static_cast<std::size_t>(signa
 bool comes_again(int signal, siginfo_t* info, ucontext_t& context) {
     KernelAction kernels{};
     constexpr int kFirstOfRealTime = 32;
-    if (!AtOurBooks::now() || signal >= kFirstOfRealTime ||
+    const bool at_our_books = AtOurBooks::now();
+    const bool sent_too_early = sent_in_a_step(*info) || sent_to_ours(*info, context);
+    if ((!at_our_books && !sent_too_early) || signal >= kFirstOfRealTime ||
         to_linux(SYS_rt_sigaction, signal, nullptr, &kernels, sizeof kernels.mask) != 0 || kernels.handler == nullptr) {
         return false;
     }
-    const ErrnoKept of_the_program;
-    const std::uint64_t bit = bit_of(signal);
-    to_linux(SYS_rt_sigprocmask, SIG_BLOCK, &bit, nullptr, sizeof bit);
-    block_behind(context, signal);
-    AtOurBooks::put_off_signal(bit);
-    return to_linux(SYS_rt_tgsigqueueinfo, getpid(), to_linux(SYS_gettid), signal, info) == 0;
+    if (at_our_books) {
+        AtOurBooks::put_off_signal(bit_of(signal));
+    }
+    return come_again(signal, *info, context);
 }
 
 void on_signal(int signal, siginfo_t* info, void* raw) {
