@@ -1,5 +1,6 @@
 // Programs that run on pinned memory: their threads' stacks, those of contexts and of handlers, what is saved of them, and
 // code. The kernel needs room on a stack before any handler starts there.
+#include <sys/resource.h>
 #include <ucontext.h>
 #include <csetjmp>
 #include <csignal>
@@ -178,8 +179,7 @@ PROGRAM(masks_of_jumps_in_pinned_memory) {
     std::printf("%d %d\n", sigismember(&mask, SIGUSR1), sigismember(&mask, SIGUSR2));
     return 0;
 }
-PROGRAM(code_in_registered_memory) {
-    Cuda cuda;
+int runs_code_in_registered_memory(Cuda& cuda) {
     char* const memory = mapped(kStack, PROT_READ | PROT_WRITE | PROT_EXEC);
     std::memcpy(memory + 1024, kReturnsSeven.data(), kReturnsSeven.size());
     __builtin___clear_cache(memory, memory + kPage);
@@ -191,6 +191,19 @@ PROGRAM(code_in_registered_memory) {
     cuda.finish();
     say("behind it", run());
     return 0;
+}
+PROGRAM(code_in_registered_memory) {
+    Cuda cuda;
+    return runs_code_in_registered_memory(cuda);
+}
+// So nobody can ask the kernel either which memory is code.
+PROGRAM(code_in_registered_memory_where_no_file_can_be_opened) {
+    Cuda cuda;
+    cuda.fetch(cuda.pinned(kPage), 64);
+    cuda.wait();
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_NOFILE, &none);
+    return runs_code_in_registered_memory(cuda);
 }
 
 }  // namespace

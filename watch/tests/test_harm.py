@@ -70,6 +70,7 @@ CASES = [
     "children_that_no_handler_of_forks_sees",
     "children_told_into_pinned_memory",
     "code_in_registered_memory",
+    "code_in_registered_memory_where_no_file_can_be_opened",
     "commands_in_pinned_memory",
     "condition_beside_registered_memory",
     "connections_into_pinned_memory",

@@ -354,12 +354,12 @@ bool ProcessPages::protect(std::uintptr_t begin, std::size_t bytes, Protection p
 
 std::vector<Span> ProcessPages::with_other_rights(Span span) {
     std::vector<Span> found;
-    each_mapped([&](const Mapped& part) {
+    const bool known = each_mapped([&](const Mapped& part) {
         if (part.meets(span) && std::strncmp(part.rights, "rw-", 3) != 0) {
             found.push_back({std::max(part.begin, span.begin), std::min(part.end, span.end)});
         }
     });
-    return found;
+    return known ? found : std::vector<Span>{span};
 }
 
 bool is_ours(int signal) {

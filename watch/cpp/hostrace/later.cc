@@ -96,7 +96,7 @@ class Rings {
 
     void find() {
         places_end_ = 0;
-        each_mapped([this](const Mapped& part) {
+        const bool known = each_mapped([this](const Mapped& part) {
             const std::uint64_t offset = std::strtoull(part.rights + std::strlen("rw-s "), nullptr, 16);
             if (std::strstr(part.rights, "[io_uring]") == nullptr || offset != IORING_OFF_SQES) {
                 return;
@@ -106,6 +106,7 @@ class Rings {
             }
             ++places_end_;
         });
+        places_end_ = known ? places_end_ : places_.size() + 1;
     }
 
     std::atomic<bool>& known(int ring) { return known_[static_cast<std::size_t>(ring) % known_.size()]; }

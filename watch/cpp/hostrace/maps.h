@@ -17,10 +17,14 @@ struct Mapped : Span {
     const char* rights;  // "rw-p" and all that stands behind it in its line
 };
 
-// For each part, lowest first. A stream of the C library would ask the program's allocator for a buffer.
+// For each part, lowest first. A stream of the C library would ask the program's allocator for a buffer. False where
+// nobody can tell: the program may open no more files, or has left /proc behind (chroot).
 template <typename Look>
-void each_mapped(Look look) {
+bool each_mapped(Look look) {
     const int maps = libc::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (maps < 0) {
+        return false;
+    }
     std::array<char, 512> line{};
     std::size_t used = 0;
     std::array<char, 4096> some;
@@ -40,6 +44,7 @@ void each_mapped(Look look) {
         }
     }
     libc::close(maps);
+    return true;
 }
 
 }  // namespace hostrace
