@@ -28,6 +28,7 @@ class Batch:
     transfers: list[tuple[str, int, int, int]] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)  # request -> first row
     loads: list[Callable[[], None]] = field(default_factory=list)
+    end: int = 0  # the event behind it, where streams carry it out
 
 
 @dataclass
@@ -178,7 +179,11 @@ class Engine:
 
     def ran(self, batch: Batch) -> None:
         """The host has waited for the batch: look at what the device read, and let the contents follow it."""
-        found = self.rows_read(batch)
+        self.rows_read(batch)
+        self.carry_out(batch)
+
+    def carry_out(self, batch: Batch) -> None:
+        found = late.plain(batch.snapshot)
         self.findings.moves += len(batch.transfers)
         for transfer in batch.transfers:
             self.contents.transfer(*transfer)

@@ -53,7 +53,7 @@ class Fetch:
 
 @contextmanager
 def registering(manager: Any) -> Iterator[None]:
-    """Upstream's own registration of a connector sees the pages of our runtime as those of its own."""
+    """Upstream's own registration of a connector sees pages that lie in memory of our device."""
     tier = import_module(RUNTIME).CacheTier
     tiers = [tier.GPU_MEM, *([tier.HOST_MEM] if manager.has_cache_tier_below_gpu else [])]
     manager.impl.init_config = SimpleNamespace(cache_tiers=[SimpleNamespace(tier=each) for each in tiers])

@@ -51,7 +51,7 @@ def _plain(executor: Any) -> Any:
 
 
 def test_a_tier_below_the_device_is_refused_where_there_is_a_connector() -> None:
-    """By upstream's own registration, which sees the tiers of our runtime."""
+    """By upstream's own registration, which sees the tiers that the scenario has."""
     scenario = next(each for each in SCENARIOS if each.name == "v2-loop-recorder")
     found = alone("O", scenario.name, shape=replace(scenario.shape, host_blocks=4))
     assert found.result == "not-run" and "cache tiers below GPU" in found.remark

@@ -81,10 +81,13 @@ class Timeline:
 
     def step(self) -> bool:
         """Lets one stream go on, if any can."""
-        can = [queue for queue in self._streams.values() if queue and queue[0].ready()]
+        can = [stream for stream, queue in self._streams.items() if queue and queue[0].ready()]
         if can:
-            self._random.choice(can).popleft().run()
+            self._streams[self._chosen(can)].popleft().run()
         return bool(can)
+
+    def _chosen(self, can: list[int]) -> int:
+        return self._random.choice(can)
 
 
 class Reference:

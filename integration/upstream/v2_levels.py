@@ -18,14 +18,12 @@ def slots_copied(storage: Any, kind: str, source: int, target: int) -> tuple[str
     return KINDS[kind], group, (source & within) // size, (target & within) // size
 
 
-class TheirLevels:
-    def __init__(self, module: Any, order: Timeline, pages: int, host_pages: int) -> None:
-        self._theirs = Theirs(module, pages, host_pages)
-        self._storage = self._theirs.runtime._storage
-        self.runtime, self.order = self, order
-        self.has_host = host_pages > 0
-        self._given = 0
-        self._move: Callable[[str, int, int, int], None] | None = None
+class Copies:
+    """What the runtime copies, as soon as somebody carries it out."""
+
+    order: Timeline
+    _storage: Any
+    _move: Callable[[str, int, int, int], None] | None = None
 
     def begin(self, move: Callable[[str, int, int, int], None], wait: Callable[[], object]) -> None:
         self._move = move
@@ -34,6 +32,15 @@ class TheirLevels:
     def copied(self, kind: str, source: int, target: int) -> None:
         if self._move is not None:
             self._move(*slots_copied(self._storage, kind, source, target))
+
+
+class TheirLevels(Copies):
+    def __init__(self, module: Any, order: Timeline, pages: int, host_pages: int) -> None:
+        self._theirs = Theirs(module, pages, host_pages)
+        self._storage = self._theirs.runtime._storage
+        self.runtime, self.order = self, order
+        self.has_host = host_pages > 0
+        self._given = 0
 
     def create_kv_cache(self, salt: Any, tokens: list[int]) -> Any:
         assert salt is None, "all prompts are of one scope"

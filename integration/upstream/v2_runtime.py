@@ -8,7 +8,7 @@ no recurrent states. A part of a block is shared on demand alone.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from integration.upstream.v2_pages import (
     Block,
@@ -36,6 +36,7 @@ class Runtime:
     tree: Tree = field(default_factory=dict)
     caches: dict[int, "Cache"] = field(default_factory=dict)  # by request; the manager's own
     shares_parts: bool = False  # of blocks, by a copy
+    order: ClassVar[None] = None  # its copies are made in the order in which it announces them
     max_util_for_resume: float = 0.97  # upstream's default
 
     def __post_init__(self) -> None:

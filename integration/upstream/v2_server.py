@@ -2,32 +2,60 @@
 commits than the manager: inferred."""
 
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest import mock
 
 import torch
 
-from integration.upstream import newest_executor, v2_memory
+from integration.upstream import late, newest_executor, v2_memory
 from integration.upstream.arrivals import Arrival
 from integration.upstream.engine import Batch, Engine
 from integration.upstream.fallbacks import complete
 from integration.upstream.loading import V2_BINDINGS
-from integration.upstream.server import Server
+from integration.upstream.server import Outcome, Server
 from integration.upstream.v2_methods import EXECUTOR, MANAGER, NAMES, SCHEDULER, Manager, Steps, request_class
 from integration.upstream.v2_theirs import runtime_for
+from trtllm_kvfix.staging import current_place
 
 REGISTER = "_maybe_init_kv_connector_manager"
 
 
 class V2Engine(Engine):
-    """It does not report its input copies, like AutoDeploy's engine, so no loop waits for them."""
+    """It does not report its input copies, like AutoDeploy's engine, so no loop waits for them.
+
+    Where the runtime's copies are on streams, what a step writes and reads in the cache is on its stream, too.
+    """
+
+    def __init__(self, manager: Any, *given: Any, **named: Any) -> None:
+        super().__init__(manager, *given, **named)
+        self.order = manager.impl.order
+        if self.order is not None:
+            manager.impl.begin(self._moved, late.late().settle)
 
     def _launched(self, *args: Any) -> Batch:
         batch = super()._launched(*args)
         for row, offsets in batch.expected.items():
             batch.expected[row] = [max(0, offset) for offset in offsets]  # the kernel's answer to BAD_PAGE
+        if self.order is not None:
+            has_table = torch.cuda.Event()
+            has_table.record()
+            stream, batch.end = current_place().stream, self.order.new()
+            self.order.enqueue(stream, partial(self.carry_out, batch), has_table.query)
+            self.order.record(batch.end, stream)
         return batch
+
+    def ran(self, batch: Batch) -> None:
+        if self.order is None:
+            super().ran(batch)
+            return
+        self.rows_read(batch)
+        self.order.finish(partial(self.order.is_done, batch.end))
+
+    def _moved(self, *move: Any) -> None:
+        self.findings.moves += 1
+        self.contents.transfer(*move)
 
 
 class AwaitedEngine(V2Engine):
@@ -58,7 +86,7 @@ class V2Server(Server):
             self.connector.configure_prefix_reservations(enabled=True)
             self.connector.reject_flat_only_scheduler(len(self.shape.windows))
         mapper = sys.modules[V2_BINDINGS].IndexMapper
-        runtime = runtime_for(self.tree, self.shape)
+        runtime = runtime_for(self.tree, self.shape, self.stream.cuda_stream)
         return module.KVCacheManagerV2(self.shape, self.connector, self.stream, mapper, runtime)
 
     def _executor(self) -> Any:
@@ -96,6 +124,12 @@ class V2Server(Server):
                 scheduler_policy=module.CapacitySchedulerPolicy.MAX_UTILIZATION,
                 ctx_chunk_config=(None, self.shape.tokens_per_block) if self.shape.chunked else None,
             )
+
+    def _look(self, outcome: Outcome) -> None:
+        order = self.manager.impl.order
+        if order is not None:
+            order.finish_all()
+        super()._look(outcome)
 
     def request(self, arrival: Arrival) -> Any:
         plain = self.llm_request.LlmRequest

@@ -1,7 +1,6 @@
 """Upstream's own V2 runtime below the rig's V2 manager, where its files are there.
 
-Its copies are announced in the order in which it makes them, as those of our runtime are. By streams and events they
-run under the attack alone (v2_levels.py).
+Its copies and the steps go by streams and events, as in the attack. They run as late as these allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from integration.upstream.v2_compared import Theirs
-from integration.upstream.v2_driver import FOLDER, NAME, Ready, Timeline, Work, runtime_of
-from integration.upstream.v2_levels import slots_copied
+from integration.upstream.v2_driver import FOLDER, NAME, Timeline, runtime_of
+from integration.upstream.v2_levels import Copies
 from integration.upstream.v2_pages import LifeCycle, Pool, first_new_block
 from integration.upstream.v2_runtime import BAD_PAGE, Runtime
 
@@ -32,15 +31,15 @@ def root_of_runtime(tree: Path) -> Path:
     raise CannotRun("its files are not there")
 
 
-def runtime_for(tree: Any, shape: Any) -> Any:
-    """Upstream's where that can be, else ours. The tree keeps which one it is, and why."""
-    windows = [None if window >= shape.max_seq_len else window for window in shape.windows]
+def runtime_for(tree: Any, shape: Any, stream: int) -> Any:
+    """Upstream's where that can be, else ours. The tree keeps which one it is, and why. `stream`: of the steps."""
     try:
-        runtime = TheirRuntime(tree.root, windows, shape)
+        runtime = TheirRuntime(tree.root, shape, stream)
         tree.v2_runtime = UPSTREAMS
         return runtime
     except CannotRun as error:
         tree.v2_runtime = f"ours, since {error}"
+    windows = [None if window >= shape.max_seq_len else window for window in shape.windows]
     pools = [Pool(window, shape.blocks, shape.host_blocks) for window in shape.windows]
     return Runtime(shape.tokens_per_block, [LifeCycle(each) for each in windows], pools)
 
@@ -49,28 +48,34 @@ class CannotRun(Exception):
     """Why upstream's does not."""
 
 
-class AtOnce(Timeline):
-    """Whatever is enqueued runs, so nobody waits."""
+class CopiesLast(Timeline):
+    """While steps can run, no copy does. Of the copies, those of the stream that has been used first run first."""
 
-    def enqueue(self, stream: int, run: Work, ready: Ready = lambda: True) -> None:
-        assert ready(), f"stream {stream} waits for what has not been recorded"
-        run()
+    def __init__(self, of_steps: int) -> None:
+        super().__init__(Random(1))
+        self._of_steps = of_steps
+
+    def _chosen(self, can: list[int]) -> int:
+        return self._of_steps if self._of_steps in can else can[0]
 
 
-class TheirRuntime:
+class TheirRuntime(Copies):
     """The part of the runtime's manager that upstream's manager asks for, and the questions of a scenario to the books.
     A process has one, and ends with it."""
 
-    def __init__(self, tree: Path, windows: Sequence[int | None], shape: Any) -> None:
+    ordered: Callable[[int], Timeline] = CopiesLast
+
+    def __init__(self, tree: Path, shape: Any, stream: int) -> None:
         root = root_of_runtime(tree)
+        windows = [None if window >= shape.max_seq_len else window for window in shape.windows]
         if len(set(windows)) < len(windows):
             raise CannotRun("it keeps layers that slide alike in one group")
         self._windows, self.tokens_per_block = shape.windows, shape.tokens_per_block
         self._cycles = [LifeCycle(window) for window in windows]
-        self._moves: list[tuple[str, int, int, int]] = []
+        self.order = type(self).ordered(stream)
         self._modules = ExitStack()
         try:
-            module = self._modules.enter_context(runtime_of(root, AtOnce(Random(1)), self._copied))
+            module = self._modules.enter_context(runtime_of(root, self.order, self.copied))
             for name, method in _for_servers().items():
                 setattr(import_module(f"{NAME}._core._kv_cache")._KVCache, name, method)
             theirs = Theirs(module, shape.blocks, shape.host_blocks, windows, shape.tokens_per_block)
@@ -104,13 +109,11 @@ class TheirRuntime:
     def max_util_for_resume(self, share: float) -> None:
         self._runtime._init_config.max_util_for_resume = share
 
-    def _copied(self, kind: str, source: int, target: int) -> None:
-        what, group, *slots = slots_copied(self._storage, kind, source, target)
-        self._moves.append((what, self._windows[group], *slots))
+    def begin(self, move: Callable[[str, int, int, int], None], wait: Callable[[], object]) -> None:
+        super().begin(lambda kind, group, *slots: move(kind, self._windows[group], *slots), wait)
 
     def witness_take_transfers(self) -> list[tuple[str, int, int, int, tuple[int, ...]]]:
-        found, self._moves = self._moves, []
-        return [(*move, ()) for move in found]
+        return []  # they are on streams of their own
 
     def witness_slots(self, request_id: int, window: int) -> list[list[int]]:
         """A page that the window has passed may be held, and lie in the host tier, but no step reads it."""
