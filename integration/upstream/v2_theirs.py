@@ -67,9 +67,10 @@ class TheirRuntime(Copies):
 
     def __init__(self, tree: Path, shape: Any, stream: int) -> None:
         root = root_of_runtime(tree)
-        windows = [None if window >= shape.max_seq_len else window for window in shape.windows]
-        if len(set(windows)) < len(windows):
+        if len(set(shape.windows)) < len(shape.windows):
             raise CannotRun("it keeps layers that slide alike in one group")
+        # One that is longer than any sequence never slides, and its layers have a group of their own.
+        windows = [None if window == shape.max_seq_len else window for window in shape.windows]
         self._windows, self.tokens_per_block = shape.windows, shape.tokens_per_block
         self._cycles = [LifeCycle(window) for window in windows]
         self.order = type(self).ordered(stream)
