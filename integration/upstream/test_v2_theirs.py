@@ -29,7 +29,7 @@ CACHE = os.environ.get("KVFIX_UPSTREAM", "")
 ERAS = [era for era in ("N", "O") if CACHE and Path(CACHE, "trees", era).is_dir()]
 PAGE = 2 << 20  # of the first layer; its pages lie one behind the other
 ALIKE = Shape(windows=(64, 16, 16))
-NAMES = ["v2-loop-suspended", "v2-loop-groups", "v2-loop-ours-groups", "v2-ours-full-pool"]
+NAMES = ["v2-loop-suspended", "v2-loop-groups", "v2-loop-ours-groups", "v2-ours-full-pool", "connector-ours-v2"]
 pytestmark = pytest.mark.skipif(
     not CACHE or not Path(CACHE, BESIDE_TREES, FOLDER).is_dir(), reason="KVFIX_UPSTREAM lacks V2's runtime"
 )
@@ -99,7 +99,7 @@ def test_ours_runs_where_upstreams_cannot_and_the_report_says_why() -> None:
 
 
 def test_no_scenario_needs_ours() -> None:
-    of_v2 = [each for each in SCENARIOS if each.kind in ("v2", "v2-awaited", "v2-newest")]
+    of_v2 = [each for each in SCENARIOS if each.kind in ("v2", "v2-awaited", "v2-newest", "v2-steps")]
     assert of_v2 and all(len(set(each.shape.windows)) == len(each.shape.windows) for each in of_v2)
 
 

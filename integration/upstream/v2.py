@@ -1,9 +1,10 @@
 """One step of the newest V2 manager with a connector: schedule, prepare, report. Upstream's own methods throughout.
 
-The V2 runtime is not here, so a cache of ours stands behind the manager: it only has pages. No loop runs and nothing is
-computed; the scenario looks at the reports that the connector gets.
+Behind the manager is the V2 runtime. No loop runs and nothing is computed; the scenario looks at the reports that the
+connector gets.
 """
 
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -12,23 +13,7 @@ from integration.upstream.arrivals import Arrival
 from integration.upstream.loading import EXECUTOR
 from integration.upstream.scheduling import Scheduler
 from integration.upstream.server import Outcome, Server
-
-LAYER_GROUPS = 2
-
-
-class Cache:
-    """The pages of one request in each layer group."""
-
-    history_length = 0
-    num_committed_tokens = 0
-
-    def __init__(self, request_id: int, blocks: int) -> None:
-        self._first = 100 * request_id
-        self._blocks = blocks
-
-    def get_aggregated_page_indices(self, layer_group: int, valid_only: bool) -> list[int]:
-        del valid_only
-        return [1000 * layer_group + self._first + ordinal for ordinal in range(self._blocks)]
+from integration.upstream.v2_theirs import runtime_for
 
 
 class StepServer(Server):
@@ -37,18 +22,29 @@ class StepServer(Server):
     def _manager(self) -> Any:
         module = import_module(f"{EXECUTOR}.kv_cache.kv_cache_manager_v2")
         manager = object.__new__(module.KVCacheManagerV2)
+        longest = self.shape.max_seq_len
+        groups = replace(self.shape, windows=(longest, longest // 2))  # no prompt is as long as either
+        runtime = runtime_for(self.tree, groups, self.stream.cuda_stream)
+        # It has fewer pages in the group that slides, so what follows has other pages in each.
+        self._first = self._cache(runtime)
+        assert self._first.resize(longest, longest)
         whole = SimpleNamespace(get_stale_range=lambda _history, _tokens: SimpleNamespace(beg=0, end=0))
         vars(manager).update(
             is_draft=False,
             kv_connector_manager=self.connector,
             tokens_per_block=self.shape.tokens_per_block,
-            kv_cache_map={},
-            impl=SimpleNamespace(layer_grouping=[[0], [1]][:LAYER_GROUPS]),
+            kv_cache_map=runtime.caches,
+            impl=runtime,
             _disagg_receive_ready={},
             max_batch_size=self.shape.max_batch_size,
         )
-        type(manager)._life_cycle_by_layer_group = lambda _: [whole] * LAYER_GROUPS
+        type(manager)._life_cycle_by_layer_group = lambda _: [whole] * len(groups.windows)
         return manager
+
+    def _cache(self, runtime: Any) -> Any:
+        cache = runtime.create_kv_cache((None, None), [])
+        assert cache.resume(self.stream.cuda_stream)
+        return cache
 
     def _metadata(self) -> Any:
         return None
@@ -83,8 +79,9 @@ class StepServer(Server):
     def _step(self, arrival: Arrival) -> None:
         request = self.request(arrival)
         request.py_connector_allocation_reported = False
-        blocks = -(-len(arrival.prompt) // self.shape.tokens_per_block)
-        self.manager.kv_cache_map[arrival.id] = Cache(arrival.id, blocks)
+        cache = self._cache(self.manager.impl)
+        assert cache.resize(len(arrival.prompt))
+        self.manager.kv_cache_map[arrival.id] = cache
         self.executor.active_requests = [request]
         batch, _, _ = self.executor._schedule()
         self.executor.resource_manager.prepare_resources(batch)
