@@ -11,6 +11,8 @@ FENCE = "input-copy-fence"
 TABLES = "graph-inputs"
 # Eras whose excerpts hold `_prepare_tp_inputs` whole.
 ERAS = ("S", "B2", "C")
+# Those whose first rank sends what it has scheduled.
+PIPELINES = ("S", "C", "D", "N", "O")
 APART = (Arrival(1, prompt(0, 10), 5), Arrival(2, prompt(100, 11), 6, at=1), Arrival(3, prompt(200, 7), 4, at=3))
 DRAFTED = (Arrival(1, prompt(0, 9), 5), Arrival(2, prompt(100, 13), 3, at=2))
 # Dummies are made of ones, too. What they leave behind must not be taken for the prefix of a request.
@@ -40,6 +42,7 @@ def scenarios() -> list[Scenario]:
         Scenario("dummies", ALL, False, replace(PLAIN, warm_up=9), ONES, **served),
         Scenario("dummies-overlap", ALL, True, replace(OVERLAP, warm_up=9, graphs=(1, 2, 4)), ONES, **served),
         Scenario("inputs-overlap", FENCE, True, OVERLAP, APART, mended=("D",), **later),
+        Scenario("inputs-pipeline", FENCE, True, PLAIN, APART, kind="pp-inputs", eras=PIPELINES),
         Scenario("inputs-plain-loop", FENCE, False, PLAIN, APART, **later),
         # Tokens, drafts and lengths of the last step are gathered on the device.
         Scenario("inputs-drafts", FENCE, True, replace(OVERLAP, draft_len=3), APART, **served),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from integration.upstream import cuda, graphs, parts
+from integration.upstream.engine import Sampler
 from integration.upstream.finder import FromTree, Tree
 from integration.upstream.inputs import Fallback, InputSampler, NoGraphs, Slots, engine_class
 from integration.upstream.judging import Judge
@@ -103,7 +104,7 @@ class InputServer(Server):
     def _scheduler(self, states: Any) -> Scheduler:
         return DraftScheduler(self.shape, states)
 
-    def _sampler(self, states: Any) -> InputSampler:
+    def _sampler(self, states: Any) -> Sampler:
         state = provided_state()
         given: dict[str, Any] = {
             "shape": self.shape,

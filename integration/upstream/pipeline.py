@@ -45,12 +45,12 @@ class RankEngine(Engine):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.launched: deque[Batch] = deque()
+        self.under_way: deque[Batch] = deque()
         self.early: list[int] = []  # requests that went on before the token that they go on from had come
 
     def forward(self, scheduled: Any, _resources: Any, *_: Any, **__: Any) -> dict[str, Any]:
         outputs = super().forward(scheduled, _resources)
-        self.launched.append(outputs["batch"])
+        self.under_way.append(outputs["batch"])
         carried = Carried(outputs["batch"])
         return {"logits": carried, "batch": carried}
 
@@ -86,7 +86,7 @@ class RankSampler(Sampler):
     def finish(self, state: Any) -> None:
         state.sampler_event.synchronize()
         engine: Any = self.engine
-        engine.ran(engine.launched.popleft())
+        engine.ran(engine.under_way.popleft())
 
     def update_requests(self, state: Any, _resources: Any = None) -> None:
         self.finish(state)
@@ -203,7 +203,7 @@ def _complete(executor: Any) -> None:
 Run = Callable[..., Any]
 
 
-def run_ranks(run: Run, *what: Any) -> Any:
+def run_ranks(server: type[RankServer], run: Run, *what: Any) -> Any:
     """One arm on both ranks; the first one's result, with what went wrong on the other."""
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
@@ -213,7 +213,7 @@ def run_ranks(run: Run, *what: Any) -> Any:
         mine.close()
         answers.close()
         try:
-            answer.send(asdict(run(*what, partial(RankServer, Rank(RANKS - 1, Wire(theirs))))))
+            answer.send(asdict(run(*what, partial(server, Rank(RANKS - 1, Wire(theirs))))))
         except BaseException:
             answer.send({"result": "wrong", "remark": traceback.format_exc()[-400:]})
         finally:
@@ -223,7 +223,7 @@ def run_ranks(run: Run, *what: Any) -> Any:
     other.start()
     theirs.close()
     answer.close()
-    result = run(*what, partial(RankServer, Rank(0, Wire(mine))))
+    result = run(*what, partial(server, Rank(0, Wire(mine))))
     mine.close()
     try:
         of_other = answers.recv()

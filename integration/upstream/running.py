@@ -20,7 +20,8 @@ from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
 from integration.upstream.native_server import make_server
 from integration.upstream.overlaying import overlay
-from integration.upstream.pipeline import run_ranks
+from integration.upstream.pipeline import RankServer, run_ranks
+from integration.upstream.pipeline_inputs import RankInputServer
 from integration.upstream.prologue_trim import AwaitedSteps, RewrittenSteps, Steps
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, STAGING, STAGING_V2, Scenario
 from integration.upstream.server import Outcome, Server, upstream
@@ -53,6 +54,7 @@ SERVERS: dict[str, Any] = {
     "v2-trim-rewritten": RewrittenSteps,
     "v2-trim-awaited": AwaitedSteps,
 }
+RANKS: dict[str, type[RankServer]] = {"pp": RankServer, "pp-inputs": RankInputServer}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all", "lent")
 LISTED, SLOT = re.compile(r"\[[^'\]]+\]"), re.compile(r"(?<![-\d])\d+")  # a list of slots, and a slot; -1 is none
@@ -189,7 +191,8 @@ def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
 
 def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None) -> None:
     try:
-        whole = partial(run_ranks, run) if scenario.kind == "pp" else partial(run, make=make)
+        ranks = RANKS.get(scenario.kind)
+        whole = partial(run, make=make) if ranks is None else partial(run_ranks, ranks, run)
         send.send(asdict(whole(root, era, scenario, arm)))
     except BaseException as error:
         last = traceback.format_exc().strip().splitlines()[-3:]

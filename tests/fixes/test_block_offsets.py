@@ -94,6 +94,26 @@ def test_v2_offsets_of_a_draft_model_are_staged_although_upstream_fences(
         assert arm() > 0
 
 
+@pytest.mark.parametrize("variant", ["C", "D", "F"])
+@pytest.mark.parametrize("manager", [{}, V2], ids=["V1", "V2"])
+def test_the_fence_protects_input_preparation_in_the_pipeline_loop(variant: str, manager: dict[str, Any]) -> None:
+    """Upstream's own stands in the overlap loop alone."""
+
+    def corrupt_lengths() -> int:
+        server = Server({**manager, "pipeline_parallel_size": 2})
+        with server.stall():
+            server.serve(server.workload(REQUESTS))
+        return len(server.witness.corrupt("prompt lens"))
+
+    with standing_in(variant):
+        assert corrupt_lengths() > 0
+        before = counters.read()["fence_waits"]
+        with applied(["input-copy-fence"]):
+            assert corrupt_lengths() == 0
+        assert counters.read()["fence_waits"] > before
+        assert corrupt_lengths() > 0
+
+
 @pytest.mark.parametrize("variant", ["A", "B", "C"])
 @pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
 def test_the_fence_alone_protects_every_buffer_of_input_preparation(variant: str, draft: bool) -> None:

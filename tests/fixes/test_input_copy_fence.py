@@ -1,13 +1,15 @@
 """The fence: scheduling does not begin while the device has inputs to read, and not a moment later than that."""
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.fixes.faults import Fault, serve_with_every_buffer_right
 from tests.fixes.proofs import Broken
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence
+from trtllm_kvfix.fixes.input_copy_fence.fix import InputFence, ObservedUpstreamsFence, UpstreamsFence
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import on_stream
 
@@ -161,6 +163,72 @@ def test_another_thread_waits_for_nothing_of_this_one(loop: Loop, device: native
     loop.schedule()
 
 
+# ---- upstream's own wait, in the loop of a pipeline's ranks ----
+
+
+class UpstreamsEvent:
+    """As torch's. It is passed as soon as somebody has waited for it."""
+
+    def __init__(self) -> None:
+        self.waits, self.is_passed = 0, False
+
+    def query(self) -> bool:
+        return self.is_passed
+
+    def wait(self) -> None:
+        self.waits, self.is_passed = self.waits + 1, True
+
+
+def upstreams_executor(event: UpstreamsEvent, *, has_runner: bool = False) -> Any:
+    """The engine keeps the event, or its runner does, as in builds whose engine has its steps made by one."""
+    owner = SimpleNamespace(_prepare_inputs_event=event)
+    engine = SimpleNamespace(_runner=owner) if has_runner else owner
+    return SimpleNamespace(model_engine=engine, _wait_for_model_engine_input_copy=event.wait)
+
+
+@pytest.mark.parametrize("has_runner", [False, True], ids=["engine", "runner"])
+def test_upstream_s_own_wait_is_made_each_time_and_counted_where_it_waits(has_runner: bool) -> None:
+    event = UpstreamsEvent()
+    executor = upstreams_executor(event, has_runner=has_runner)
+    begin = UpstreamsFence().waiting(lambda _executor, microbatch: (microbatch, event.waits))
+    before = counters.read()["fence_waits"]
+    assert begin(executor, 3) == (3, 1)
+    assert counters.read()["fence_waits"] - before == 1
+    assert begin(executor, 4) == (4, 2)
+    assert counters.read()["fence_waits"] - before == 1
+
+
+def test_what_upstream_s_wait_raises_ends_the_step() -> None:
+    def fails() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    executor = upstreams_executor(UpstreamsEvent())
+    executor._wait_for_model_engine_input_copy = fails
+    begun: list[object] = []
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        UpstreamsFence().waiting(begun.append)(executor)
+    assert begun == []
+
+
+def test_an_observer_of_upstream_s_wait_counts_and_does_not_wait() -> None:
+    event = UpstreamsEvent()
+    begin, executor = ObservedUpstreamsFence().waiting(lambda _: event.waits), upstreams_executor(event)
+    before = counters.observed.by_fix().get("input-copy-fence", 0)
+    assert begin(executor) == 0
+    event.is_passed = True
+    assert begin(executor) == 0
+    counters.read()
+    assert counters.observed.by_fix()["input-copy-fence"] - before == 1
+
+
+def test_a_build_without_an_event_that_anybody_knows_is_waited_for_and_not_counted() -> None:
+    waited: list[int] = []
+    executor = SimpleNamespace(model_engine=object(), _wait_for_model_engine_input_copy=lambda: waited.append(1))
+    before = counters.read()["fence_waits"]
+    UpstreamsFence().waiting(lambda _: None)(executor)
+    assert waited == [1] and counters.read()["fence_waits"] == before
+
+
 # ---- for the tests of all fixes (proofs.py) ----
 
 MECHANISM = "fixes.input_copy_fence.fix"
@@ -173,4 +241,22 @@ CALLS = (
     "metrics.counters.fence_waits",
 )
 
-PLACES = tuple(Fault(name, variant, serve_with_every_buffer_right) for variant in ("A", "B", "C") for name in CALLS)
+# All that is ours where the wait is upstream's.
+COUNTING = (
+    f"{MECHANISM}._pending_event",
+    f"{MECHANISM}.UpstreamsFence.count_wait",
+    "metrics.counters.fence_waits",
+)
+OF_PIPELINES = {"pipeline_parallel_size": 2}
+PLACES = (
+    *(Fault(name, variant, serve_with_every_buffer_right) for variant in ("A", "B", "C") for name in CALLS),
+    *(
+        Fault(name, variant, serve_with_every_buffer_right, OF_PIPELINES)
+        for variant in ("D", "F")
+        for name in (
+            f"{MECHANISM}._pending_event",
+            f"{MECHANISM}.UpstreamsFence.count_wait",
+            "metrics.counters.fence_waits",
+        )
+    ),
+)

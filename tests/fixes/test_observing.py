@@ -31,6 +31,7 @@ from trtllm_kvfix.staging import on_stream
 REQUESTS = 24
 V1, V2, FENCE, GRAPHS = "staged-offsets-v1", "staged-offsets-v2", "input-copy-fence", "graph-inputs"
 V2_ARGS: dict[str, Any] = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
+OF_PIPELINES = {"pipeline_parallel_size": 2}  # upstream's own fence is not in their loop
 WAITING = {"disable_overlap_scheduler": True}  # for each step before the next is prepared
 # Counters that acts of fixes change.
 ACTS = ("staged_shipments", "fence_waits", "replay_waits", "budget_trims", "budget_deferrals", "stores_held_back")
@@ -119,13 +120,15 @@ def test_where_nothing_is_late_nothing_is_counted(
         assert looked() > 0 and wrong() == 0
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "C"])
-def test_steps_that_the_fence_would_have_kept_waiting_are_counted(variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "llm_args"), [("A", {}), ("B", {}), ("C", {}), ("D", OF_PIPELINES), ("F", OF_PIPELINES)]
+)
+def test_steps_that_the_fence_would_have_kept_waiting_are_counted(variant: str, llm_args: dict[str, Any]) -> None:
     with standing_in(variant):
-        alone = corrupt_steps({}, "prompt lens")
+        alone = corrupt_steps(llm_args, "prompt lens")
         with observed(FENCE):
             acts = Counted(counters.observed, FENCE)
-            assert corrupt_steps({}, "prompt lens") == alone > 0
+            assert corrupt_steps(llm_args, "prompt lens") == alone > 0
             assert acts() >= alone
 
 

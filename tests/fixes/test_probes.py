@@ -120,6 +120,25 @@ MANGLED = [
 ]
 
 
+@pytest.mark.parametrize("place", ["_pp_schedule_and_propagate", "_executor_loop_pp"])
+def test_a_pipeline_that_waits_itself_needs_no_fence(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As upstream's may in a later release; or it may have no such step."""
+
+    def waits(self: Any) -> None:
+        self._wait_for_model_engine_input_copy()
+
+    fence = fix_of("input-copy-fence")
+    with standing_in("D"):
+        needed = fence.probe(Upstream())
+        assert (needed.state, needed.only_with) == (State.NEEDED, "pipeline parallelism")
+        monkeypatch.setattr(*owner_of(LOOP, f"PyExecutor.{place}"), waits)
+        assert fence.probe(Upstream()).state is State.FIXED_UPSTREAM
+        monkeypatch.undo()
+        without(LOOP, "PyExecutor._pp_schedule_and_propagate")(monkeypatch)
+        assert fence.probe(Upstream()).state is State.FIXED_UPSTREAM
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize(("fix_id", "variant", "mangle"), MANGLED)
 def test_what_a_probe_has_not_seen_is_unknown_and_not_applied(
     fix_id: str, variant: str, mangle: Mangle, monkeypatch: pytest.MonkeyPatch

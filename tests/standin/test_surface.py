@@ -36,6 +36,7 @@ ATTRIBUTES = [
     (f"{EXECUTOR}.scheduler", "ScheduledRequests.reset_context_requests", "B2 C D F"),
     (f"{EXECUTOR}.model_engine", "PyTorchModelEngine.wait_for_input_copy", "D F"),
     (f"{EXECUTOR}.py_executor", "PyExecutor._wait_for_model_engine_input_copy", "D F"),
+    (f"{EXECUTOR}.py_executor", "PyExecutor._pp_schedule_and_propagate", "C D F"),
     (f"{EXECUTOR}.py_executor", "PyExecutor.reset_prefix_cache", "B B2 C D F"),
     (BOUND, "BaseKVCacheManager.reset_reuse_state", "B B2 C D F"),
     (BOUND, "BaseKVCacheManager.add_sequence", "A B B2"),

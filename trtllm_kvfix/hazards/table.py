@@ -90,7 +90,7 @@ HAZARDS = (
                 "`total_num_tokens ... should be less than or equal to max_num_tokens`; then `/health` answers 200 "
                 "while the executor is dead"
             ),
-            "batched-admission": "a low KV cache hit rate when many requests arrive at once",
+            "batched-admission": "a low KV cache hit rate when many requests arrive together",
         },
         not_on={
             "device": "only bookkeeping of the host goes wrong; `replay --compare` counts the tokens",
@@ -142,7 +142,9 @@ HAZARDS = (
         room="h7_other_pinned_buffers",
         what="other pinned buffers are refilled while they are read",
         symptoms={
-            "input-copy-fence": "such an access, or wrong tokens or positions, up to 1.3.0rc14",
+            "input-copy-fence": (
+                "such an access, or wrong tokens or positions, up to 1.3.0rc14 or with pipeline parallelism"
+            ),
         },
         scene=Scene(
             "input-copy-fence",

@@ -15,7 +15,7 @@ from trtllm_kvfix.tools.terminal import COLUMNS_MIN
 COMMAND = (sys.executable, "-m", "trtllm_kvfix")
 RUN = (*COMMAND, "run", "--")
 V1_ALONE = "computed-blocks, token-budget"
-H8, H9 = "H8 (with a connector)", "H9 (with LoRA on routed experts)"
+H7, H8, H9 = "H7 (with pipeline parallelism)", "H8 (with a connector)", "H9 (with LoRA on routed experts)"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,8 @@ def doctor(
 
 def test_a_server_with_v2_by_default_lacks_only_what_v2_needs(v2: Path) -> None:
     verdict, advice, code = doctor(v2, "D")
-    assert verdict == f"NOT FIXED: default manager V2, hit by H2 and {H9}; staged-offsets-v2 and graph-inputs fix them."
+    by, fixes = f"H2, {H7} and {H9}", "staged-offsets-v2, input-copy-fence and graph-inputs"
+    assert verdict == f"NOT FIXED: default manager V2, hit by {by}; {fixes} fix them."
     assert advice == [
         "  TensorRT-LLM 1.4.0rc4, variant D (by its number D or N); hook: none",
         "  start the server with the fixes: trtllm-kvfix run -- trtllm-serve MODEL ...",
@@ -54,7 +55,7 @@ def test_a_server_with_v2_by_default_lacks_only_what_v2_needs(v2: Path) -> None:
 
 def test_below_run_nothing_is_missing(v2: Path) -> None:
     verdict, _, code = doctor(v2, "D", launcher=RUN)
-    assert verdict.startswith(f"FIXED, nothing is missing: default manager V2, hit by H2 and {H9}; ")
+    assert verdict.startswith(f"FIXED, nothing is missing: default manager V2, hit by H2, {H7} and {H9}; ")
     assert code == 0
 
 
@@ -129,7 +130,7 @@ def test_the_server_s_file_may_choose_the_other_manager(v2: Path) -> None:
     (v2 / "server.yaml").write_text("kv_cache_config: {use_kv_cache_manager_v2: false}\n")
     command = ("--", sys.executable, "server.py", "--config", "server.yaml")
     verdict, advice, code = doctor(v2, "D", *command, launcher=RUN)
-    assert verdict.startswith(f"FIXED, nothing is missing: server.yaml's manager V1, hit by H3, {H8} and {H9}; ")
+    assert verdict.startswith(f"FIXED, nothing is missing: server.yaml's manager V1, hit by H3, {H7}, {H8} and {H9}; ")
     assert "  not needed for V1: staged-offsets-v2" in advice and code == 0
 
 

@@ -51,6 +51,7 @@ WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
     "concurrent-pins": ("fixes.concurrent_pins.fix.Turns.guarded", as_it_was),
     "input-copy-fence before scheduling": ("fixes.input_copy_fence.fix.InputFence.waiting", as_it_was),
     "input-copy-fence before inputs": ("fixes.input_copy_fence.fix.InputFence.wait", waiting_for_all_or_nobody),
+    "input-copy-fence in a pipeline": ("fixes.input_copy_fence.fix.UpstreamsFence.waiting", as_it_was),
     "graph-inputs": ("fixes.graph_inputs.fix.Reads.wait", nothing),
     "nixl-listener": ("fixes.nixl_listener.fix.without_listener", as_it_was),
 }

@@ -19,7 +19,6 @@ LIMIT_S = 120
 NOTHING_TO_SHOW = {
     "budget": "A B",
     "pins": "A B B2 D F",
-    "inputs": "D F",
     "graph-tables": "A B B2 C",
     "prefix-passes": "A B B2 C D",
     "prefix-passes-part": "A B B2 C D",
@@ -100,6 +99,8 @@ def fix_of(scenario: Scenario) -> Fix:
         ("concurrent-pins", "pins", "C"),
         ("input-copy-fence before scheduling", "inputs", "A"),
         ("input-copy-fence before scheduling", "inputs", "C"),
+        ("input-copy-fence in a pipeline", "inputs", "D"),
+        ("input-copy-fence in a pipeline", "inputs", "F"),
         ("input-copy-fence before inputs", "inputs", "A"),
         ("input-copy-fence before inputs", "inputs", "C"),
         ("graph-inputs", "graph-tables", "D"),

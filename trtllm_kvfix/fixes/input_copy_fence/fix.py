@@ -9,10 +9,15 @@ Not every step begins with scheduling: ranks of a pipeline run what another rank
 several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless that wait has been
 made.
 
+Newer builds have such a fence themselves, but none in the loop of a pipeline's ranks. There, upstream's own wait is
+made where that loop's steps begin.
+
 If our own code fails, the fence waits for the whole stream. It does the same when it stands down.
 """
 
+import inspect
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -134,27 +139,90 @@ class ObservedFence(InputFence):
         """An observer waits for nothing."""
 
 
+class UpstreamsFence:
+    """Makes upstream's own wait before a step in which upstream does not. What that raises is upstream's."""
+
+    def __init__(self) -> None:
+        self._tried = fuse.of(ID)
+
+    def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For the step that begins the loop of a pipeline's ranks."""
+
+        def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            self.wait(executor)
+            return original(executor, *args, **kwargs)
+
+        return step
+
+    def wait(self, executor: Any) -> None:
+        is_pending, begun = self.is_pending(executor), time.monotonic()
+        getattr(executor, UPSTREAMS_WAIT)()
+        if is_pending:
+            self.counting(lambda: self.count_wait(time.monotonic() - begun))
+
+    def is_pending(self, executor: Any) -> bool:
+        return bool(self.counting(lambda: _pending_event(executor.model_engine) is not None))
+
+    def count_wait(self, waited_s: float) -> None:
+        counters.fence_waits.add()
+        counters.fence_wait_seconds.add(waited_s)
+        self._tried.in_a_row = 0
+
+    def counting(self, work: Callable[[], Any]) -> Any:
+        """Counters may fail, and upstream's wait is made all the same."""
+        if self._tried.blown:
+            return None
+        try:
+            return work()
+        except Exception as error:
+            self._tried.fault(error)
+            return None
+
+
+class ObservedUpstreamsFence(UpstreamsFence):
+    """Without that wait: counts the steps before which it would have waited."""
+
+    def wait(self, executor: Any) -> None:
+        if self.is_pending(executor):
+            self.counting(self._count)
+
+    def _count(self) -> None:
+        counters.observed.add(1, ID)
+        self._tried.in_a_row = 0
+
+
+def _pending_event(engine: Any) -> Any | None:
+    """Upstream's event behind the last inputs, if the device has not come to it: the engine's, or that of the runner
+    which makes the engine's steps."""
+    for owner in (engine, getattr(engine, "_runner", None)):
+        event = getattr(owner, "_prepare_inputs_event", None)
+        if event is not None:
+            return None if event.query() else event
+    return None
+
+
 # ---- when it is needed, and what it replaces ----
 
 ENGINE = "PyTorchModelEngine"
 PREPARE_INPUTS = f"{ENGINE}._prepare_inputs"
 SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
+# The loop of a pipeline's ranks begins its steps with the first of these.
+PIPELINE, PIPELINE_LOOP = "PyExecutor._pp_schedule_and_propagate", "PyExecutor._executor_loop_pp"
 # Later in the same iteration, when the next inputs have been enqueued: what they write is read by then, too. Upstream's
 # own fence waits at the same three steps. What takes the place of all of these passes on whatever it is called with.
 ALSO_WRITING = ("PyExecutor._update_request_states", "PyExecutor._process_previous_batch")
 # How many arguments upstream's own callers pass, with self.
 PASSED = {PREPARE_INPUTS: 4, SCHEDULE: 1, ALSO_WRITING[0]: 2, ALSO_WRITING[1]: 1}
+UPSTREAMS_WAIT = "_wait_for_model_engine_input_copy"
 
 
 def probe(up: Upstream) -> Answer:
     if not up.has(MODEL_ENGINE, ENGINE) or not up.has(PY_EXECUTOR, "PyExecutor"):
         return absent("there is no executor of the PyTorch backend")
-    marks = up.has(MODEL_ENGINE, f"{ENGINE}.wait_for_input_copy")
-    awaits = up.has(PY_EXECUTOR, "PyExecutor._wait_for_model_engine_input_copy")
-    if marks and awaits:
-        return fixed("the executor waits for the input copies itself (T#14128)")
-    if marks != awaits:
+    if _has_upstreams(up) != up.has(MODEL_ENGINE, f"{ENGINE}.wait_for_input_copy"):
         return unknown("one half of upstream's own wait for the input copies is there, the other is not")
+    if _has_upstreams(up):
+        return _beside_upstreams(up)
     for path, passed in PASSED.items():
         function = up.attribute(MODEL_ENGINE if path == PREPARE_INPUTS else PY_EXECUTOR, path)
         if function is None and path not in ALSO_WRITING:
@@ -164,16 +232,32 @@ def probe(up: Upstream) -> Answer:
     return needed("the next scheduling step may write host buffers that the device has not read yet")
 
 
+def _has_upstreams(up: Upstream) -> bool:
+    return up.has(PY_EXECUTOR, f"PyExecutor.{UPSTREAMS_WAIT}")
+
+
+def _beside_upstreams(up: Upstream) -> Answer:
+    begins, loop = (up.attribute(PY_EXECUTOR, path) for path in (PIPELINE, PIPELINE_LOOP))
+    codes = [getattr(inspect.unwrap(each), "__code__", None) for each in (begins, loop) if each is not None]
+    if begins is None or any(code is not None and UPSTREAMS_WAIT in code.co_names for code in codes):
+        return fixed("the executor waits for the input copies itself (T#14128)")
+    return needed("upstream's own wait is in the other loops", only_with="pipeline parallelism")
+
+
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    return _around(up, InputFence())
+    return _beside(UpstreamsFence()) if _has_upstreams(up) else _around(up, InputFence())
 
 
 def counting_replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    return _around(up, ObservedFence())
+    return _beside(ObservedUpstreamsFence()) if _has_upstreams(up) else _around(up, ObservedFence())
+
+
+def _beside(fence: UpstreamsFence) -> Sequence[Replacement]:
+    return [Replacement(Seam(PY_EXECUTOR, PIPELINE), fence.waiting)]
 
 
 def _around(up: Upstream, fence: InputFence) -> Sequence[Replacement]:
-    steps = [SCHEDULE, *(path for path in ALSO_WRITING if up.has(PY_EXECUTOR, path))]
+    steps = [SCHEDULE, *(path for path in (*ALSO_WRITING, PIPELINE) if up.has(PY_EXECUTOR, path))]
     return [
         Replacement(Seam(MODEL_ENGINE, PREPARE_INPUTS), fence.recording),
         *(Replacement(Seam(PY_EXECUTOR, path), fence.waiting) for path in steps),
@@ -194,7 +278,7 @@ FIX = Fix(
     replacements=replacements,
     counting_replacements=counting_replacements,
     self_test=self_test,
-    expected=in_variants(needed="A B B2 C", fixed="D F"),
+    expected=in_variants(needed="A B B2 C D F"),
     keeps_safe=(
         HostBuffers(r"", r"^(?!_torch/auto_deploy/)"),  # the engine there is none that a fence knows
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from trtllm_kvfix.hazards.build import (
@@ -21,17 +22,21 @@ from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, RESOURCE_MA
 
 ENGINE = "PyTorchModelEngine"
 SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
+PIPELINE, UPSTREAMS_WAIT = "PyExecutor._pp_schedule_and_propagate", "_wait_for_model_engine_input_copy"
 PROMPT_LENS = {tuple(FIRST): [LENGTH, LENGTH - 1], tuple(SECOND): [LENGTH - 2, LENGTH - 3]}
 
 
 def keeps_its_inputs(ground: Ground, up: Upstream) -> str | None:
     """The stream is held behind a batch's inputs, and the loop goes on: does the batch get its own prompt lengths?"""
-    if up.has(MODEL_ENGINE, f"{ENGINE}.wait_for_input_copy"):
-        raise NothingToShow("upstream's own wait begins in the engine's forward step, which needs a model: not shown")
     if not up.has(MODEL_ENGINE, ENGINE) or not up.has(PY_EXECUTOR, SCHEDULE):
         raise NothingToShow("there is no executor of the PyTorch backend")
-    loop = _Loop(ground, up)
-    return loop.survives(loop.schedule) or loop.survives(loop.prepare_inputs)
+    if not up.has(PY_EXECUTOR, f"PyExecutor.{UPSTREAMS_WAIT}"):
+        loop = _Loop(ground, up)
+        return loop.survives(loop.schedule) or loop.survives(loop.prepare_inputs)
+    if not up.has(PY_EXECUTOR, PIPELINE):
+        raise NothingToShow("upstream's own wait begins in the engine's forward step, which needs a model: not shown")
+    pipeline = _PipelineLoop(ground, up)
+    return pipeline.survives(pipeline.schedule)
 
 
 class _Loop(Played):
@@ -99,6 +104,27 @@ class _Loop(Played):
         self._metadata.request_ids = self._chosen
         self._metadata.prompt_lens = PROMPT_LENS[tuple(self._chosen)]
         self._metadata.prepare()
+
+
+class _PipelineLoop(_Loop):
+    """Upstream has a wait, but not in this loop. Its engine waits for the stream here: its event would need a model."""
+
+    def __init__(self, ground: Ground, up: Upstream) -> None:
+        super().__init__(ground, up)
+        self._begins: Any = up.attribute(PY_EXECUTOR, PIPELINE)
+        self._passed = [0] * ("microbatch_id" in up.parameters(self._begins))
+        self._upstreams_wait: Any = up.attribute(PY_EXECUTOR, f"PyExecutor.{UPSTREAMS_WAIT}")
+
+    def prepare_inputs(self, batch: list[int]) -> None:
+        self._chosen = batch
+        self._write()
+
+    def schedule(self, batch: list[int]) -> None:
+        self._chosen = batch
+        executor = Executor(self._write, model_engine=SimpleNamespace(wait_for_input_copy=self._stream.synchronize))
+        setattr(executor, UPSTREAMS_WAIT, lambda: self._upstreams_wait(executor))
+        with suppress(Reached):
+            self._begins(executor, *self._passed)
 
 
 SCENARIOS = (Scenario("inputs", "input-copy-fence", keeps_its_inputs),)

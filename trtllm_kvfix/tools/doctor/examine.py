@@ -303,6 +303,8 @@ def _guards(status: FixStatus, hook: str) -> bool:
         return False
     if status.answer.state is State.FIXED_UPSTREAM:
         return True
+    if status.answer.state is State.NEEDED and status.answer.only_with:
+        return True  # upstream's own does, in the other servers
     return status.answer.state is State.NEEDED and status.choice not in ("off", "observe") and hook in HOOKED
 
 

@@ -162,6 +162,7 @@ def create_py_executor_instance(
         TorchSampler(),
         draft_model_engine=draft_model_engine,
         disable_overlap_scheduler=llm_args.disable_overlap_scheduler,
+        is_of_pipeline=llm_args.pipeline_parallel_size > 1,
         kv_connector_manager=kv_connector_manager,
         execution_stream=execution_stream,
     )

@@ -38,6 +38,7 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         *,
         draft_model_engine: Any = None,
         disable_overlap_scheduler: bool = False,
+        is_of_pipeline: bool = False,
         kv_connector_manager: Any = None,
         execution_stream: Any = None,
     ) -> None:
@@ -60,7 +61,10 @@ class PyExecutor(ConnectorSteps, FrontDesk):
             self.contents = model_engine.contents = self._connect(kv_connector_manager, model_engine.model)
         self.previous_batch: BatchState | None = None
         self.event_loop_error: BaseException | None = None
+        self.inflight_req_ids: set[int] = set()
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
+        if since("C") and is_of_pipeline:
+            loop = self._executor_loop_pp
         self.event_loop = loop
         self.worker_thread: threading.Thread | None = None
         self.points = pauses.newest()  # of this server
@@ -169,6 +173,44 @@ class PyExecutor(ConnectorSteps, FrontDesk):
                 self.resource_manager.update_resources(scheduled_batch)
             self._kv_connector_terminate_requests()
 
+    if since("C"):
+
+        def _executor_loop_pp(self) -> None:
+            """Of the one rank that there is. Requests of a micro batch come to no other until it is handled, and that
+            is when the next one has been launched. Upstream's fence does not stand here in any variant."""
+            while True:
+                idle = not self.active_requests and self.previous_batch is None
+                self._fetch_new_requests(idle=idle)
+                if self.is_shutdown and not self.active_requests and self.previous_batch is None:
+                    break
+                pauses.reach(pauses.CALL_SCHEDULE)
+                scheduled_batch, _, _ = self._pp_schedule_and_propagate()
+                self._terminate_requests(scheduled_batch.paused_requests)
+                self._pause_requests(scheduled_batch.paused_requests)
+                launched = None
+                if self._prepare(scheduled_batch, self._can_queue(scheduled_batch)):
+                    self.inflight_req_ids |= {each.request_id for each in scheduled_batch.all_requests()}
+                    sample_state = self._sample_async(scheduled_batch, self._forward_step(scheduled_batch))
+                    assert sample_state is not None, "Sampling failed"
+                    self._update_request_states(scheduled_batch)
+                    launched = BatchState(sample_state)
+                if self.previous_batch is not None:
+                    self._handle_previous_micro_batch(self.previous_batch)
+                self.previous_batch = launched
+
+        def _pp_schedule_and_propagate(self, _: int = 0) -> tuple[Any, list[Any], int]:
+            """The first rank schedules, for all."""
+            schedule: Any = self._schedule
+            scheduled: tuple[Any, list[Any], int] = schedule(0.0) if MANGLED else schedule()
+            return scheduled
+
+        def _handle_previous_micro_batch(self, batch: BatchState) -> None:
+            self._update_requests(batch.sample_state)
+            self._handle_canceled_requests()
+            self._handle_responses()
+            self.resource_manager.update_resources(batch.scheduled_requests)
+            self.inflight_req_ids -= {each.request_id for each in batch.scheduled_requests.all_requests()}
+
     if since("D"):
 
         def _wait_for_model_engine_input_copy(self) -> None:
@@ -220,7 +262,7 @@ class PyExecutor(ConnectorSteps, FrontDesk):
             return self._schedule_batch()
 
     def _schedule_batch(self) -> tuple[Any, list[Any], int]:
-        output = self.scheduler.schedule_request(self.active_requests, set())
+        output = self.scheduler.schedule_request(self.active_requests, self.inflight_req_ids)
         batch = ScheduledRequests()
         if since("B2"):
             batch.reset_context_requests(output.context_requests)
