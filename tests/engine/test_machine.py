@@ -1,6 +1,8 @@
 """The machine holds work and lets it go, and nothing waits for ever."""
 
+import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +106,23 @@ def test_a_function_that_fails_is_raised_where_it_is_waited_for(machine: Machine
 def test_a_device_that_is_not_there_is_bad_usage() -> None:
     with pytest.raises(SettingsError, match="--device is 'abacus'"):
         open_machine("abacus")
+
+
+def test_a_folder_of_numpy_may_have_a_space_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All commands with an engine ended with a traceback in a virtual environment of such a folder."""
+    library = "/opt/my tools/env/numpy.libs/libscipy_openblas64_-1.so"
+    lines = [
+        "7f00-7f01 r--p 00000000 08:01 17   /lib/libc.so.6",
+        "7f01-7f02 rw-p 00000000 00:00 0",
+        f"7f02-7f03 r--p 00000000 08:01 18                       {library}",
+        f"7f03-7f04 r-xp 00001000 08:01 18                       {library}",
+        "7f04-7f05 r--p 00000000 08:01 19   /opt/old env/libopenblas.so.0 (deleted)",
+        "7f05-7f06 r--p 00000000 08:01 20   /openblas.so/other.txt",
+    ]
+    maps = tmp_path / "maps"
+    maps.write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(module, "MAPS", maps)
+    loaded: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    module.use_one_thread.__wrapped__()
+    assert loaded == [library]

@@ -270,12 +270,20 @@ MAPS = Path("/proc/self/maps")  # of Linux; elsewhere threads are left as they a
 SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
+def _openblas_libraries() -> set[str]:
+    """The files of OpenBLAS that this process has mapped."""
+    if not MAPS.exists():
+        return set()
+    mapped = (line.split(maxsplit=5)[5:] for line in MAPS.read_text(errors="surrogateescape").splitlines())
+    # The last field is the path to its end: a folder's name may have spaces.
+    paths = {path for fields in mapped for path in fields if re.search(r"openblas[^/]*\.so[^/]*$", path)}
+    return {path for path in paths if not path.endswith(" (deleted)")}
+
+
 @cache
 def use_one_thread() -> None:
     """Use one thread in this process from now on."""
-    if not MAPS.exists():
-        return
-    for path in set(re.findall(r"\S*openblas\S*\.so\S*", MAPS.read_text(encoding="utf-8"))):
+    for path in _openblas_libraries():
         library = ctypes.CDLL(path)
         for name in SETTERS:
             setter = getattr(library, name, None)
