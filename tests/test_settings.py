@@ -260,6 +260,27 @@ def test_settings_travel_in_variables_and_only_what_differs() -> None:
     assert load(environ=as_variables(settings)) == settings
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/data/" + 40 * "of many words " + "/monday.jsonl",
+        "/data/two\nlines, and\n\nthree",
+        "/data/a #1",
+        "/data: a/b",
+        "/data/\udcff",
+        "/data/caf\u00e9 \U0001f600",
+        "~",
+        "070",
+        " of spaces ",
+    ],
+)
+def test_a_path_of_any_kind_travels_whole(path: str) -> None:
+    """YAML folds a long text at its spaces, and its first line alone would name another file."""
+    settings = load(environ={}, section={"record": path, "runtime_dir": f"/{path}"})
+    assert load(environ=as_variables(settings)) == settings
+    assert not any("\n" in text for text in as_variables(settings).values())
+
+
 def test_unknown_fix_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(SettingsError, match=r"did you mean kvfix.fixes.staged-offsets-v1\?"):
         load(section={"fixes": {"staged-offset-v1": "off"}}, environ={})

@@ -6,6 +6,7 @@ that is skipped looks like a setting that does not help.
 """
 
 import difflib
+import math
 import os
 import re
 import reprlib
@@ -124,7 +125,9 @@ def _text(name: Name, value: Any) -> str:
     """Text that `_scalar` reads as the value. A fix's choice needs none of the quotes that YAML puts around `on`."""
     if name[0] == "fixes":
         return str(value)
-    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
+    # YAML folds a text at its spaces and line breaks; what stands behind the first line is the end of a document.
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    return yaml.safe_dump(value, default_flow_style=True, default_style=style, width=math.inf).partition("\n")[0]
 
 
 def environment() -> dict[str, str]:
