@@ -216,6 +216,16 @@ def test_a_variable_that_is_set_to_nothing_is_not_set(name: str) -> None:
     assert load(environ={name: ""}) == Settings()
 
 
+def test_a_text_in_a_variable_counts_to_its_end() -> None:
+    """YAML would take the rest for a comment, and name another file."""
+    settings = load(environ={"TRTLLM_KVFIX_RECORD": "/data/my #1.jsonl", "TRTLLM_KVFIX_METRICS_PORT": "9400 # ours"})
+    assert (settings.record, settings.metrics_port) == ("/data/my #1.jsonl", 9400)
+    assert load(environ={"TRTLLM_KVFIX_RECORD": "#1.jsonl"}).record == "#1.jsonl"
+    assert load(environ={"TRTLLM_KVFIX_RECORD": "'/data/my' # ours"}).record == "/data/my"
+    with pytest.raises(SettingsError, match="is 'observe # ours': Input should be"):
+        load(environ={"TRTLLM_KVFIX_FIXES_TOKEN_BUDGET": "observe # ours"})
+
+
 def test_an_option_that_is_given_nothing_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"^--enabled is None: "):
         load(environ={}, options={"TRTLLM_KVFIX_ENABLED": ("--enabled", "")})

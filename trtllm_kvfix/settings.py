@@ -291,9 +291,14 @@ def _scalar(text: str, where: str) -> Any:
     """A variable's text means what the same text means in the YAML file: 7 is a number, null is none."""
     try:
         document = yaml.compose(text, Loader=yaml.SafeLoader)
-        if document is not None and (odd := _odd_number(document)):
+        if document is None:
+            return text if text.strip() else None
+        if odd := _odd_number(document):
             raise SettingsError(f"{where} is {shortened(text)}: {_explained(odd)}")
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        is_bare_text = isinstance(value, str) and isinstance(document, yaml.ScalarNode) and document.style is None
+        # A path may have ` #` in it, behind which YAML reads a comment.
+        return text if is_bare_text and document.end_mark.index < len(text.rstrip()) else value
     except UNREADABLE:
         return text
 
