@@ -45,9 +45,10 @@ def whole_fuse() -> Iterator[None]:
 
 
 @contextmanager
-def recorded(file: Path, variant: str, **cache: Any) -> Iterator[Server]:
+def recorded(file: Path, variant: str, record_bytes_max: int = 1 << 30, **cache: Any) -> Iterator[Server]:
     """A server of the stand-in with what records put in place, as the overlay does. The file is whole behind it."""
-    active: Any = SimpleNamespace(settings=Settings(record=str(file)), engines=Living())
+    settings = Settings(record=str(file), record_bytes_max=record_bytes_max)
+    active: Any = SimpleNamespace(settings=settings, engines=Living())
     recorder, registry = RequestRecorder(), Registry()
     with upstream(variant):
         config = {"max_tokens": BLOCKS * SIZE, "enable_partial_reuse": False} | cache
@@ -177,6 +178,19 @@ def test_a_recording_ends_at_its_size_with_a_whole_line(tmp_path: Path, caplog: 
     assert 700 < file.stat().st_size <= 1000
     assert len(read_trace(file).requests) > 3
     assert recording.is_over and "kvfix.record_bytes_max, 1000" in caplog.text
+
+
+def test_a_file_that_is_full_at_the_start_is_not_said_to_be_recorded_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "recorded.jsonl"
+    caplog.set_level("INFO")
+    for size, are_recorded in ((1, False), (1 << 20, True)):
+        caplog.clear()
+        with recorded(file, "F", record_bytes_max=size) as server:
+            server.run([server.request(1, [1, 2, 3], 2)])
+        assert ("requests are recorded in" in caplog.text) == are_recorded
+        assert ("the recording ends" in caplog.text) != are_recorded
 
 
 def test_a_full_disk_ends_the_recording_and_leaves_whole_lines(

@@ -65,6 +65,12 @@ def _host(value: object) -> str | None:
     raise ValueError("write a name or an address, such as 10.0.0.7, or null for the address that faces the master")
 
 
+def _file_name(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    raise ValueError("write the name of a file, or null for none")
+
+
 def _name(value: object) -> str | None:
     if value is None or (isinstance(value, str) and value.strip()):
         return value
@@ -84,6 +90,7 @@ MinReuse: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_min_reuse
 SegmentBytes: TypeAlias = Annotated[int, PlainValidator(_optional_bytes)]
 Address: TypeAlias = Annotated[str | None, PlainValidator(_address)]
 Host: TypeAlias = Annotated[str | None, PlainValidator(_host)]
+FileName: TypeAlias = Annotated[str | None, PlainValidator(_file_name)]
 Name: TypeAlias = Annotated[str | None, PlainValidator(_name)]
 
 
@@ -147,7 +154,7 @@ class OffloadSettings(BaseModel):
     """Time for running transfers to end at shutdown."""
     log_every_requests: int = Field(default=100, ge=0)
     """A line of numbers in the log every so many requests; 0: none."""
-    control_file: str | None = None
+    control_file: FileName = None
     """A file that is read while serving, to change what runs."""
     remote: RemoteSettings = RemoteSettings()
     """The store behind the host tier."""

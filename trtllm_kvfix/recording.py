@@ -360,7 +360,8 @@ class RequestRecorder:
             return
         file = f"{settings.record}.{rank}" if rank else settings.record
         self._recording = Recording(file, settings.record_bytes_max, int(cache.tokens_per_block))
-        log.info("requests are recorded in %s, for `trtllm-kvfix replay`", file)
+        if not self._recording.is_over:  # else it has said why
+            log.info("requests are recorded in %s, for `trtllm-kvfix replay`", file)
 
 
 def is_warming_up(active: "Activation", resource_manager: Any) -> bool:

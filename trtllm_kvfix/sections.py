@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trtllm_kvfix.fix_ids import BLIND, FIX_IDS
-from trtllm_kvfix.offload_section import OffloadSettings
+from trtllm_kvfix.offload_section import FileName, OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
 PORT_MAX = 65535
@@ -55,7 +55,10 @@ def _file_bytes(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"write {wanted}")
     size = parse_size(value, wanted)
-    return int(size.number * (size.unit_bytes or 1))
+    count = int(size.number * (size.unit_bytes or 1))
+    if count < 1:
+        raise ValueError("write a size from 1 byte on; with kvfix.record null nothing is recorded")
+    return count
 
 
 def _folder(value: str) -> str:
@@ -171,7 +174,7 @@ class Settings(Section):
     """Longest wait of a rank for the others: before an engine starts, and when ranks of the offload connector meet."""
     runtime_dir: Folder | None = None
     """Folder for attestations. None: a folder of this user below the temporary one."""
-    record: str | None = None
+    record: FileName = None
     """File to which the requests are recorded for `trtllm-kvfix replay`. None: nothing is recorded."""
     record_bytes_max: FileBytes = 1 << 30
     """The recording ends at this size, in bytes or with a unit such as `1GiB`."""
