@@ -25,12 +25,14 @@ def self_test(guarded: Callable[[Callable[[], Any]], Callable[[], Any]], queued:
 
     first = threading.Thread(target=guarded(outer))
     second = threading.Thread(target=guarded(lambda: order.append("second")))
-    first.start()
-    require(inside.wait(timeout=60), "the first call never began")
-    second.start()
-    while second.is_alive() and queued() == 0:
-        second.join(timeout=0.001)
-    go_on.set()
+    try:
+        first.start()
+        require(inside.wait(timeout=60), "the first call never began")
+        second.start()
+        while second.is_alive() and queued() == 0:
+            second.join(timeout=0.001)
+    finally:
+        go_on.set()  # also behind a ctrl-C: the process cannot end before its threads
     first.join(timeout=60)
     second.join(timeout=60)
     require(order == ["inner", "outer", "second"], f"calls ran in the order {order}")
