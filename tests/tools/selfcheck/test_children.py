@@ -16,6 +16,8 @@ for name in names:
         os.kill(os.getpid(), signal.SIGSEGV)
     if name == "exits":
         os._exit(3)
+    if name == "is interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
     if name == "hangs":
         threading.Event().wait()
     report.send(("right",))
@@ -40,6 +42,12 @@ def test_a_child_that_dies_costs_one_step() -> None:
 def test_a_child_that_hangs_is_ended() -> None:
     outcomes = steps.run(["hangs", "a"], limit_s=5, child=COMMAND)
     assert outcomes == {"hangs": StepOutcome("died", "it did not end within 5 s"), "a": RIGHT}
+
+
+def test_ctrl_c_is_the_command_s_alone() -> None:
+    """A terminal sends it to children, too, and theirs would be tracebacks."""
+    outcomes = steps.run(["is interrupted", "a"], limit_s=60, child=COMMAND)
+    assert outcomes == {"is interrupted": RIGHT, "a": RIGHT}
 
 
 def test_a_child_that_does_not_start_is_the_outcome_of_every_step() -> None:

@@ -10,9 +10,7 @@ managers.
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.settings import environment, export, unset
+from trtllm_kvfix.tools.interrupts import deaf_to_interrupts
 from trtllm_kvfix.tools.replay.bounds import Reusable, reusable
 from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
@@ -137,7 +136,7 @@ class SideBySide:
         self._futures: list[Future[ReplayOutcome | None]] = []
 
     def __enter__(self) -> "SideBySide":
-        with _deaf_to_interrupts(), _without_main(), with_large_pages():
+        with deaf_to_interrupts(), _without_main(), with_large_pages():
             begun = {number: self._pool.submit(_replay, number, self._runs[number]) for number in self._longest_first()}
         self._futures = [begun[number] for number in range(len(self._runs))]
         return self
@@ -153,7 +152,7 @@ class SideBySide:
 
     def ask(self, question: Callable[[Workload], T]) -> Future[T]:
         """Answered in one of the processes, once the replays leave one of them free."""
-        with _deaf_to_interrupts(), _without_main(), with_large_pages():
+        with deaf_to_interrupts(), _without_main(), with_large_pages():
             return self._pool.submit(_ask, question)
 
     def stop(self) -> None:
@@ -173,19 +172,6 @@ class SideBySide:
                 "a process that ran a replay was killed, usually for lack of memory: "
                 f"--jobs below {len(self._futures)} runs fewer at a time"
             ) from error
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """A process that is started inside ignores Ctrl-C from its first instruction, as it inherits an ignored signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

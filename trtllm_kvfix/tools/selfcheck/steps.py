@@ -29,6 +29,7 @@ from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.releases import distribution_version
 from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream
 from trtllm_kvfix.settings import FixChoices, Settings
+from trtllm_kvfix.tools.interrupts import deaf_to_interrupts
 
 # "skipped": there is nothing to look at in this build. "unavailable": it could not be looked at.
 Result = Literal["right", "wrong", "skipped", "unavailable", "died"]
@@ -187,7 +188,8 @@ def _started(command: Sequence[str], names: Sequence[str]) -> Iterator[tuple["su
         with writing:
             descriptor = writing.fileno()
             arguments = [*command, str(descriptor), *names]
-            process = subprocess.Popen(arguments, stdout=sys.stderr.fileno(), pass_fds=[descriptor])
+            with deaf_to_interrupts():
+                process = subprocess.Popen(arguments, stdout=sys.stderr.fileno(), pass_fds=[descriptor])
         try:
             yield process, reading
         finally:
