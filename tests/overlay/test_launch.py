@@ -267,6 +267,21 @@ def test_path_begins_with_our_folder_once() -> None:
     assert first["PYTHONPATH"] == again["PYTHONPATH"] == os.pathsep.join([str(hook_loss.BOOTSTRAP), "a", "b"])
 
 
+@pytest.mark.parametrize("theirs", [":/plugins", "/plugins:", "/a::/b", ":"])
+def test_an_empty_name_in_the_path_stays_the_working_folder(theirs: str) -> None:
+    """It comes from PYTHONPATH=$PYTHONPATH:/plugins where none was set, and modules may be found by it."""
+    first = launch.variables(Settings(), {"PYTHONPATH": theirs}, "job")
+    again = launch.variables(Settings(), first, "job")
+    assert first["PYTHONPATH"] == again["PYTHONPATH"] == f"{hook_loss.BOOTSTRAP}:{theirs}"
+
+
+@pytest.mark.parametrize("environ", [{}, {"PYTHONPATH": ""}])
+def test_a_path_that_is_not_set_names_our_folder_alone(environ: dict[str, str]) -> None:
+    first = launch.variables(Settings(), environ, "job")
+    again = launch.variables(Settings(), first, "job")
+    assert first["PYTHONPATH"] == again["PYTHONPATH"] == str(hook_loss.BOOTSTRAP)
+
+
 @pytest.mark.parametrize(
     ("version", "forwarded"), [("mpirun (Open MPI) 4.1.4", True), ("HYDRA build details: MPICH 4.1", False)]
 )

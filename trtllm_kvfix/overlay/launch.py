@@ -52,7 +52,9 @@ def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[
 
 
 def path_with_hook(environ: Mapping[str, str]) -> str:
-    others = [place for place in environ.get(PATH, "").split(os.pathsep) if place and place != str(BOOTSTRAP)]
+    theirs = environ.get(PATH, "")
+    # An empty name is the working folder to Python, but a list that is empty as a whole is not.
+    others = [place for place in theirs.split(os.pathsep) if place != str(BOOTSTRAP)] if theirs else []
     return os.pathsep.join([str(BOOTSTRAP), *others])
 
 
