@@ -20,6 +20,25 @@ def test_a_limit_that_is_no_number_is_refused() -> None:
     assert (done.exit_code, "nan is not a number" in done.stderr) == (2, True)
 
 
+def test_an_option_that_is_misspelt_is_no_command() -> None:
+    done = CliRunner().invoke(watch, ["--only-observd", "--", "true"])
+    assert done.exit_code == 2 and "No such option" in done.stderr and "--only-observd" in done.stderr
+
+
+def test_options_behind_the_command_are_the_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...], _: object) -> int:
+        ran.append(command)
+        return 0
+
+    monkeypatch.setattr(launch, "prepared", lambda *_: (tmp_path, {}))
+    monkeypatch.setattr(launch, "run", run)
+    for separator in ([], ["--"]):
+        CliRunner().invoke(watch, ["--hold", *separator, "sh", "-c", "true", "--hold", "--help"])
+    assert ran == 2 * [("sh", "-c", "true", "--hold", "--help")]
+
+
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_a_report_without_a_folder_is_refused_before_the_command_runs(option: str, tmp_path: Path) -> None:
     file = tmp_path / "nowhere" / "report"

@@ -26,7 +26,6 @@ EXIT_BLIND = 2
 EXIT_INTERRUPTED = 130
 OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 SETTINGS = {
-    "ignore_unknown_options": True,
     "allow_interspersed_args": False,
     "help_option_names": ["-h", "--help"],
 }
