@@ -261,6 +261,21 @@ def test_python_behind_a_launcher_is_looked_at_and_its_arguments_are_not() -> No
     assert hook_loss.first_deaf([*launcher, "python3", "script.py", "python3", "-I"]) is None
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_package_whose_folder_no_path_can_name_needs_the_hook(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = tmp_path / "hook.pth"
+    monkeypatch.setattr(launch, "hook_file", lambda: hook)
+    monkeypatch.setattr(launch, "BOOTSTRAP", Path("/opt/a:b/trtllm_kvfix/overlay/bootstrap"))
+    if installed:
+        hook.touch()
+        assert launch.checked(["sh"]) == ["sh"]
+    else:
+        with pytest.raises(SettingsError, match=r"'/opt/a:b/.*' has a colon, which ends a name in PYTHONPATH"):
+            launch.checked(["sh"])
+
+
 def test_path_begins_with_our_folder_once() -> None:
     first = launch.variables(Settings(), {"PYTHONPATH": "a:b"}, "job")
     again = launch.variables(Settings(), first, "job")

@@ -61,8 +61,14 @@ def path_with_hook(environ: Mapping[str, str]) -> str:
 def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
     refuse_missing(command)
+    is_hooked = hook_file().is_file()
+    if os.pathsep in str(BOOTSTRAP) and not is_hooked:
+        raise SettingsError(
+            f"this package's folder '{BOOTSTRAP}' has a colon, which ends a name in {PATH}: install the package "
+            "in another folder, or the hook with `trtllm-kvfix enable`"
+        )
     found = hook_loss.first_deaf(command)
-    if found is not None and (found.has_no_site or not hook_file().is_file()):
+    if found is not None and (found.has_no_site or not is_hooked):
         otherwise = "" if found.has_no_site else ", or install the hook with `trtllm-kvfix enable`"
         raise SettingsError(f"{found.what} {found.why}: {found.remedy}{otherwise}")
     return list(command)
