@@ -94,20 +94,38 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
 
 def live_and_age(folder: Path, suffix: str, format_number: int) -> Iterator[tuple[dict[str, Any], float]]:
     """The same, each with the seconds since it was written or touched."""
-    for file in sorted(folder.glob(f"*{suffix}")):
+    for file, entry in _entries(folder, suffix):
+        if entry["format"] != format_number:
+            continue  # of another version
         try:
-            entry, age_s = json.loads(text_of(file, BYTES_MAX)), time.time() - file.stat().st_mtime
-        except (OSError, ValueError, RecursionError):
-            continue  # it went, or is not ours
-        if not isinstance(entry, dict) or entry.get("format") != format_number or not _names_a_process(entry):
-            continue  # of another program, or version
-        if Owner(entry["pid"], entry["host"]).runs is None:
-            continue  # a shared folder: only its own host knows whether the process lives
+            age_s = time.time() - file.stat().st_mtime
+        except OSError:
+            continue  # it went
         if process_start(entry["pid"]) == entry["process_start"]:
             yield entry, max(0.0, age_s)
         else:
             with suppress(OSError):  # of another user, who lets us read
                 file.unlink(missing_ok=True)
+
+
+def live_of_other_versions(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, Any]]:
+    """Entries of processes that still run here, with the package as it was before it was upgraded."""
+    for _, entry in _entries(folder, suffix):
+        if entry["format"] != format_number and process_start(entry["pid"]) == entry["process_start"]:
+            yield entry
+
+
+def _entries(folder: Path, suffix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """What processes of this host have written, those that have ended included."""
+    for file in sorted(folder.glob(f"*{suffix}")):
+        try:
+            entry = json.loads(text_of(file, BYTES_MAX))
+        except (OSError, ValueError, RecursionError):
+            continue  # it went, or is not ours
+        if not isinstance(entry, dict) or not isinstance(entry.get("format"), int) or not _names_a_process(entry):
+            continue  # of another program
+        if Owner(entry["pid"], entry["host"]).runs is not None:  # in a shared folder, its own host alone knows
+            yield file, entry
 
 
 def _names_a_process(entry: dict[str, Any]) -> bool:

@@ -102,6 +102,22 @@ def test_status_shows_every_process_with_its_fixes(tmp_path: Path, monkeypatch: 
     assert 0 <= listed.pop("age_s") < 60 and listed == attestation(1, 2).as_dict()
 
 
+def test_status_names_a_server_that_another_version_of_this_package_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an upgrade it still runs, and it was said that no process does."""
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
+    file = attest.write(tmp_path, attestation())
+    file.write_text(json.dumps(entry(format=attest.FORMAT - 1, package="0.0.9")))
+    for name, more in (("2", {"process_start": 1}), ("3", {"host": "elsewhere"}), ("4", {"package": None})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry(format=attest.FORMAT - 1, **more)))
+    assert CliRunner().invoke(cli.main, ["status"]).output.splitlines() == [
+        f"process {os.getpid()} runs with version 0.0.9 of this package, whose `status` shows more: restart the server",
+    ]
+    assert json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output) == []
+    assert attest.live(tmp_path) == []
+
+
 def test_status_shows_faults_and_aliases_and_fits_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
     more: dict[str, Any] = {

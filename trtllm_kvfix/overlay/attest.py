@@ -130,3 +130,9 @@ def live(folder: Path) -> list[dict[str, Any]]:
     the process has looked whether its entry still holds, which an engine's does every few seconds."""
     entries = ({**entry, "age_s": age_s} for entry, age_s in runtime_files.live_and_age(folder, SUFFIX, FORMAT))
     return sorted(entries, key=lambda entry: (entry["job"], entry["rank"], entry["pid"]))
+
+
+def live_of_other_versions(folder: Path) -> list[tuple[int, str]]:
+    """Processes of this host that another version of this package has put the hook into, with that version."""
+    found = runtime_files.live_of_other_versions(folder, SUFFIX, FORMAT)
+    return sorted((entry["pid"], entry["package"]) for entry in found if isinstance(entry.get("package"), str))

@@ -12,7 +12,7 @@ from trtllm_kvfix.foreign_files import bytes_of
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.worth import HitClass
-from trtllm_kvfix.overlay.attest import live
+from trtllm_kvfix.overlay.attest import live, live_of_other_versions
 from trtllm_kvfix.overlay.fix import STATES
 from trtllm_kvfix.overlay.recheck import EVERY_S
 from trtllm_kvfix.plurals import number_of
@@ -36,15 +36,19 @@ def status(settings: Settings, as_json: bool, dump: bool) -> None:
     if dump:
         click.echo(json.dumps(flight_records(folder), indent=1))
         return
-    entries, tiers = live(folder), tier_report.live(folder)
+    entries, tiers, older = live(folder), tier_report.live(folder), live_of_other_versions(folder)
     if as_json:
         of_process = {tier["pid"]: {"offload": tier} for tier in tiers}
         click.echo(json.dumps([entry | of_process.get(entry["pid"], {}) for entry in entries], indent=2))
         return
     if entries:
         click.echo("\n".join([*(line for entry in entries for line in rank(entry)), *legend(entries)]))
-    else:
+    elif not older:
         click.echo(f"no process of this user runs TensorRT-LLM with the hook (looked in {folder})")
+    for pid, version in older:
+        click.echo(
+            f"process {pid} runs with version {version} of this package, whose `status` shows more: restart the server"
+        )
     if tiers:
         terminal().print(table_of_tiers(tiers))
     hits = [(str(tier["rank"]), HitClass(**each)) for tier in tiers for each in tier.get("hits", ())]
