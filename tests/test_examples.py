@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -244,6 +245,33 @@ def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -
         server.released.set()
         server.shutdown()
     assert (done.returncode, done.stderr == "") == (code, code == 0), done.stderr
+
+
+@pytest.mark.parametrize("reply", [b"none of HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"])
+def test_probe_says_in_one_line_what_is_no_answer(reply: bytes) -> None:
+    """Another program may have the port, and a server that dies leaves half an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(reply)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        done = fresh.run([sys.executable, EXAMPLES / "container" / "answers.py", url, "60"])
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith(f"no answer from {url}")
+
+
+@pytest.mark.parametrize("completion", ["[]", "7"])
+def test_probe_says_in_one_line_what_is_no_completion(completion: str) -> None:
+    with Server(completion) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = fresh.run([sys.executable, EXAMPLES / "container" / "answers.py", server.url, "60"])
+        server.shutdown()
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
 
 
 def test_probe_says_where_nobody_listens() -> None:

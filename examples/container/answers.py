@@ -9,6 +9,7 @@
 import json
 import sys
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 
@@ -16,10 +17,10 @@ def main(url: str = "http://127.0.0.1:8000", limit_s: str = "20") -> int:
     try:
         model = asked(f"{url}/v1/models", None, float(limit_s))["data"][0]["id"]
         answer = asked(f"{url}/v1/completions", {"model": model, "prompt": "1", "max_tokens": 1}, float(limit_s))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         print(f"no answer from {url} within {limit_s} s: {error!r}", file=sys.stderr)
         return 1
-    if not answer.get("choices"):
+    if not (isinstance(answer, dict) and answer.get("choices")):
         print(f"{url} answers without a choice: {answer}", file=sys.stderr)
         return 1
     return 0
