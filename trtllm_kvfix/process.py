@@ -25,10 +25,9 @@ from trtllm_kvfix.overlay import (
     watcher,
 )
 from trtllm_kvfix.overlay.activation import Activation
-from trtllm_kvfix.overlay.hook_loss import PATH
 from trtllm_kvfix.overlay.registry import here
 from trtllm_kvfix.recording import recorder
-from trtllm_kvfix.settings import ENV_ENABLED, Settings, as_variables, environment, export, load
+from trtllm_kvfix.settings import ENV_ENABLED, Settings, as_variables, environment, load
 
 
 def objection(settings: Settings, executor: Any) -> str:
@@ -65,7 +64,7 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
         load(file, active.children.given(said={}))  # what the call overrides must be right, too
         said[ENV_ENABLED] = "true"
         active.activate(load(file, active.children.given(said)), said)
-    export({PATH: launch.path_with_hook(environment())})
+    active.children.lead(launch.path_with_hook(environment()))
     return status()
 
 

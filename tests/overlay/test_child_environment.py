@@ -1,10 +1,13 @@
 """Settings go to child processes, and do not come back as if the user had said them."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from trtllm_kvfix.overlay import launch
 from trtllm_kvfix.overlay.child_environment import ChildEnvironment, carried, job_here
+from trtllm_kvfix.overlay.hook_loss import BOOTSTRAP
 from trtllm_kvfix.settings import export, load, unset
 
 BUDGET = "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET"
@@ -54,6 +57,34 @@ def test_what_a_call_says_is_forgotten_when_the_call_fails(children: ChildEnviro
     """It never comes to `carry`."""
     assert children.given({PORT: "1"})[PORT] == "1"
     assert children.given()[PORT] == "9400"
+
+
+@pytest.mark.parametrize("theirs", [None, "", "/plugins"])
+def test_the_path_of_children_is_as_it_was_behind_the_end(
+    children: ChildEnvironment, theirs: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if theirs is not None:
+        monkeypatch.setenv("PYTHONPATH", theirs)
+    for _ in range(2):  # a program may call `enable` twice
+        children.lead(launch.path_with_hook(os.environ))
+        assert os.environ["PYTHONPATH"].split(":")[0] == str(BOOTSTRAP)
+    children.stop()
+    assert os.environ.get("PYTHONPATH") == theirs
+
+
+def test_a_path_that_was_ours_before_or_is_anothers_since_stays(
+    children: ChildEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{BOOTSTRAP}:/plugins")  # below `run`
+    children.lead(launch.path_with_hook(os.environ))
+    children.stop()
+    assert os.environ["PYTHONPATH"] == f"{BOOTSTRAP}:/plugins"
+    monkeypatch.setenv("PYTHONPATH", "/plugins")
+    children.lead(launch.path_with_hook(os.environ))
+    monkeypatch.setenv("PYTHONPATH", f"/more:{BOOTSTRAP}:/plugins")
+    children.stop()
+    assert os.environ["PYTHONPATH"] == f"/more:{BOOTSTRAP}:/plugins"
 
 
 def test_the_job_stays_the_same(children: ChildEnvironment) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_kvfix.overlay import import_hook
 from trtllm_kvfix.overlay.fix import Replacement, Seam
+from trtllm_kvfix.overlay.hook_loss import PATH
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import (
     ENV_ENABLED,
@@ -48,6 +49,7 @@ class ChildEnvironment:
     def __init__(self) -> None:
         self._exported: dict[str, _Exported] = {}
         self._said: dict[str, str] = {}
+        self._path: _Exported | None = None
 
     def given(self, said: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment as the user made it, overridden by what the program's own code has said: `said`, or what it
@@ -65,10 +67,21 @@ class ChildEnvironment:
         self._exported = {name: _Exported(value, before.get(name)) for name, value in new.items()}
         export(new)
 
+    def lead(self, path: str) -> None:
+        """Give child processes this path of Python's, as `run` does, until `stop`."""
+        before = environment().get(PATH)
+        if path != before:
+            self._path = _Exported(path, before)
+            export({PATH: path})
+
     def stop(self) -> None:
         """Child processes from now on run without the fixes."""
         self._said = {}
         self._take_back()
+        if self._path is not None and environment().get(PATH) == self._path.value:  # else somebody has set it since
+            unset([PATH])
+            export({} if self._path.before is None else {PATH: self._path.before})
+        self._path = None
         export({ENV_ENABLED: "false"})
 
     def _of_the_user(self) -> dict[str, str]:
