@@ -197,6 +197,22 @@ def test_the_command_runs_a_script_and_ends_with_its_code() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("sys.exit(1)", 1, ""),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 2, "cannot be tested here: the script was ended by SIGSEGV\n"),
+        ("os.kill(os.getpid(), signal.SIGINT)", 0, ""),  # a terminal sends it to the script, too: a traceback
+    ],
+)
+def test_the_end_of_a_script_is_told_by_the_command(
+    line: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reproduce, "script_of", lambda _: f"import os, signal, sys\n{line}\n")
+    done = CliRunner().invoke(main, ["reproduce", "H13"])
+    assert (done.exit_code, done.stderr, capfd.readouterr().err) == (code, said, "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [(["H11"], "no script for 'H11'; there is one for H1, H2,"), (["--script"], "name it: H1, H2")],
 )

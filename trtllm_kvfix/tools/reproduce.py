@@ -5,6 +5,7 @@ attach it to an issue of TensorRT-LLM, so it has to run where this package is no
 """
 
 import ast
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import click
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.hazards import table
+from trtllm_kvfix.tools.interrupts import deaf_to_interrupts
 
 OURS = f"{__name__.partition('.')[0]}."
 EXIT_CODES = "Exit code: 1 the hazard shows, 0 it does not, 2 it cannot be looked at here, or the control is wrong.\n"
@@ -64,7 +66,21 @@ def reproduce(which: str | None, script: bool) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{which.lower()}.py"
         path.write_text(script_of(which), encoding="utf-8")
-        sys.exit(subprocess.run([sys.executable, str(path)], check=False).returncode)
+        sys.exit(_status_of([sys.executable, str(path)]))
+
+
+def _status_of(command: list[str]) -> int:
+    with deaf_to_interrupts():
+        script = subprocess.Popen(command)
+    try:
+        status = script.wait()
+    finally:
+        script.kill()  # where ctrl-C has ended the wait
+        script.wait()
+    if status >= 0:
+        return status
+    click.echo(f"cannot be tested here: the script was ended by {signal.Signals(-status).name}", err=True)
+    return SettingsError.exit_code
 
 
 def shown(name: str) -> str:
