@@ -83,3 +83,15 @@ def test_ranks_that_serve_nothing_are_named() -> None:
     fired = [each for each in alerts() if fires(each, [], down)]
     assert fired == ['up{job="trtllm-kvfix"} == 0', "absent(trtllm_kvfix_fix_info)"]
     assert len(alerts()) == len(CASES) + len(fired), "each has its case here"
+
+
+def test_the_page_of_the_host_tier_names_metrics_as_they_are_served() -> None:
+    """Prometheus knows a counter by its name with `_total` alone."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "offload.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Numbers\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    served = {name.removeprefix(f"{PREFIX}offload_") for name, _, _ in scraped("applied")}
+    assert len(named) > 30 and [name for name in named if name not in served] == []
+    shortened = {name.removesuffix("_total") for name in served} - served
+    assert shortened.isdisjoint(re.findall(r"`(\w+)`", page))
